@@ -15,6 +15,7 @@ from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.data.execution import ORDER_SPEC, Execution, Sending
 
 NO_PART = -1
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class PartsOfData:
@@ -68,21 +69,34 @@ class PartsOfData:
             self._read_by_worker = [given.get(worker, NO_PART) for worker in range(self._workers)]
             return list(given)
 
-    def schedule(self, execution: Execution, send: Callable[[Any], Any]) -> None:
-        """Schedule an execution; `send` passes its order to the coordinator and returns the answer.
+    def schedule(
+        self, execution: Execution, send: Callable[[Any], Any], has_failed: Callable[[], bool]
+    ) -> None:
+        """Schedule an execution.
 
-        If a step has failed, the coordinator waits in `send` for what the workers' threads are doing. So this
-        thread holds no lock there.
+        After a step has failed, the coordinator waits in `send` until the workers' threads have ended what
+        they do. So this thread holds no lock there, and those threads do not wait for it.
+
+        Args:
+            execution: The execution.
+            send: Passes its order to the coordinator, and returns the answer.
+            has_failed: Returns whether a step has failed.
         """
         is_scheduled = threading.Event()
 
         def order(worker: int) -> tf.Tensor:
-            is_scheduled.wait()  # until this has what the coordinator returns, which may be later
+            # Until this execution has what the coordinator returns, which may be later.
+            while not (is_scheduled.wait(_SECONDS_BETWEEN_LOOKS) or has_failed()):
+                pass
+            if execution.closure is None:
+                raise tf.errors.CancelledError(None, None, "this execution was not scheduled")
             number, done = self.for_execution(execution, worker)
             return tf.constant([execution.wanted, number, done, execution.call], tf.int64)
 
-        execution.closure = send(asked_when_sent(self._example, order))
-        is_scheduled.set()
+        try:
+            execution.closure = send(asked_when_sent(self._example, order))
+        finally:
+            is_scheduled.set()
 
     def for_execution(self, execution: Execution, worker: int) -> tuple[int, int]:
         """Note that an execution is sent to a worker; return its number, and how many steps are done."""

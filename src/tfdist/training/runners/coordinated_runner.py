@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tfdist.training.runners.place_in_data import PlaceInData
 _SCHEDULED_PER_WORKER = 4
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01
 _SECONDS_BETWEEN_LOOKS_AT_WORKERS = 1.0
+_SECONDS_TO_FIND_A_DESCRIPTOR = 60.0
 
 _WITH_WORKERS = Activity("")  # it lasts as long as they need, and they are watched
 _log = logging.getLogger("tfdist")
@@ -320,7 +322,8 @@ class CoordinatedRunner:
         """Schedule an execution of up to a number of steps, and return how many."""
         call = self._batches.call(wanted)
         execution = self._graph.new_execution(call.steps, self._epoch.call)
-        self._parts.schedule(execution, lambda order: self._send(call, order))
+        send, has_step_failed = partial(self._send, call), partial(has_failed, self._coordinator)
+        self._parts.schedule(execution, send, has_step_failed)
         self._scheduled.add(execution)
         return call.steps
 
@@ -350,7 +353,10 @@ class CoordinatedRunner:
         addresses = addresses_of(self._strategy)
         peers = {peer for task in silent for peer in peers_at(addresses[task])}
         names = " and ".join(named(silent, self._strategy))
-        if break_connections(peers, names) == 0:
+        end = time.monotonic() + _SECONDS_TO_FIND_A_DESCRIPTOR
+        while (count := break_connections(peers, names)) is None and time.monotonic() < end:
+            time.sleep(_SECONDS_BETWEEN_LOOKS_AT_WORKERS)
+        if count == 0:
             raise _needed(names)  # this system does not show them
 
 

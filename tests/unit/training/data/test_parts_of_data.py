@@ -163,9 +163,33 @@ def test_workers_are_sent_executions_while_the_coordinator_waits_for_them():
         return types.SimpleNamespace(_has_fetched_to_local=False)
 
     threads = []
-    parts.schedule(first, send)
+    parts.schedule(first, send, lambda: False)
     threads[0].join(30)
     assert [first.worker, second.worker] == [1, 0]
+
+
+def test_an_execution_that_is_given_after_an_error_is_not_waited_for():
+    """A worker's thread takes it at once, and the coordinator waits for this thread before it raises the error."""
+    parts, execution, errors = PartsOfData(2, WorkerExecutions()), scheduled(), []
+    execution.closure = None
+
+    def ask(order):
+        with pytest.raises(tf.errors.CancelledError, match="was not scheduled") as caught:
+            order[1]
+        errors.append(caught.value)
+
+    def send(order):
+        order.is_traced = True
+        thread = threading.Thread(target=ask, args=[order], daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        parts.schedule(execution, send, lambda: True)
+    assert len(errors) == 1
+    assert execution.sendings == []
 
 
 def test_an_argument_is_asked_for_whenever_it_is_sent_and_not_to_trace():
