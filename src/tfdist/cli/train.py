@@ -116,8 +116,8 @@ def _command_to_continue_shown(
     """Print the command that continues a stopped run in the folder that was chosen for it."""
     try:
         yield
-    except TfdistError as error:
-        if error.exit_code == LOST:
+    except (TfdistError, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or error.exit_code == LOST:
             words = ["tfdist", "train", "--config", config, *(f"--set={change}" for change in changes)]
             words += ["--smoke"] if smoke else []
             command = shlex.join([*words, "--run_dir", short_path(folder.place)])

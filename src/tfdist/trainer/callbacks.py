@@ -12,7 +12,7 @@ from tfdist.trainer.checkpoint_manager import CallbackFacts
 from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
 from tfdist.training.arguments import callbacks_of
-from tfdist.training.keras.callback_states import load_states, states_of, weights_of
+from tfdist.training.keras.callback_states import as_plain, from_plain, load_states, states_of, weights_of
 from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.variables_of_run import learning_rate, set_learning_rate
 from tfdist.training.workers.stop_together import Stopping
@@ -80,7 +80,13 @@ class Callbacks:
             strategy: The strategy. Workers other than the chief leave out Keras's callbacks that write files.
             per_epoch: The number of steps in an epoch.
             total: The number of steps in the run.
+
+        Raises:
+            ConfigError: A callback leaves other weights in the model between epochs.
         """
+        if any(getattr(callback, "swap_on_epoch", False) for callback in callbacks):
+            problem = "SwapEMAWeights with swap_on_epoch changes the weights of checkpoints"
+            raise ConfigError("train.callbacks", problem, remedy="Leave swap_on_epoch out")
         self._model, self._per_epoch = model, per_epoch
         epochs = -(-total // per_epoch)
         self._calls = make_callbacks(
@@ -90,25 +96,34 @@ class Callbacks:
         self._callbacks, self._initial_learning_rate = callbacks, learning_rate(model)
         self._epoch: int | None = None  # the epoch that has begun
         self._logs: dict[str, Any] = {}
+        self._epoch_of_logs = 0  # if it has begun in an earlier process
         self.has_stopped = False
 
     def begin(self) -> None:
         """Call the callbacks at the start or restart of the training."""
         self._model.stop_training = False
         self._calls.on_train_begin()
+        self.facts()  # on all tasks: the chief alone would raise an error when it saves
 
     def facts(self) -> CallbackFacts:
-        """Return what the callbacks have changed, for a checkpoint; the chief calls this."""
-        states = states_of(self._callbacks, self._model)
-        return CallbackFacts(states, self._initial_learning_rate, learning_rate(self._model))
+        """Return the states of the callbacks, for a checkpoint."""
+        return CallbackFacts(
+            states_of(self._callbacks, self._model),
+            self._initial_learning_rate,
+            learning_rate(self._model),
+            as_plain(self._logs, "the logs"),
+            self.has_stopped,
+        )
 
     def arrays(self) -> dict[str, Any]:
         """Return the arrays that the callbacks keep, by names for a checkpoint."""
         return weights_of(self._callbacks)
 
-    def restore(self, facts: CallbackFacts, arrays: Mapping[str, Any]) -> None:
-        """Set what the callbacks had changed; a learning rate that the config has changed since is kept."""
+    def restore(self, facts: CallbackFacts, arrays: Mapping[str, Any], step: int) -> None:
+        """Set the states of the callbacks at a step; a learning rate that the config has changed is kept."""
         load_states(self._callbacks, self._model, facts.states, arrays)
+        self._logs, self._epoch_of_logs = from_plain(facts.logs), (step - 1) // self._per_epoch
+        self.has_stopped = facts.has_stopped
         if facts.learning_rate is not None and facts.initial_learning_rate == self._initial_learning_rate:
             set_learning_rate(self._model, facts.learning_rate)
 
@@ -146,7 +161,8 @@ class Callbacks:
             Whether a callback stops the training.
         """
         self._logs.update({f"val_{name}": value for name, value in results.items()})
-        self._calls.on_epoch_end(self._epoch or 0, self._logs)
+        epoch = self._epoch_of_logs if self._epoch is None else self._epoch
+        self._calls.on_epoch_end(epoch, self._logs)
         self._epoch = None
         self.has_stopped = self._stopping.after_epoch() or self.has_stopped
         return self.has_stopped

@@ -17,23 +17,28 @@ from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.checkpoints.share_checkpoint import SharedCheckpoint
 from tfdist.training.keras.callback_states import CallbackState
 from tfdist.training.keras.variables_of_run import State
+from tfdist.training.workers.call_on_chief import call_on_chief
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 _log = logging.getLogger("tfdist")
 
 
 class CallbackFacts(msgspec.Struct):
-    """What callbacks have changed in a run, beside variables.
+    """The states of callbacks, and the learning rate that they may have changed.
 
     Attributes:
         states: The state of each callback.
         initial_learning_rate: The learning rate with which the run began, where it is a number.
         learning_rate: The learning rate now.
+        logs: The logs of the epoch.
+        has_stopped: Whether one of them has stopped the training.
     """
 
     states: list[CallbackState] = []
     initial_learning_rate: float | None = None
     learning_rate: float | None = None
+    logs: dict[str, Any] = {}
+    has_stopped: bool = False
 
 
 class _Facts(msgspec.Struct):
@@ -45,6 +50,7 @@ class _Facts(msgspec.Struct):
     best: dict[str, int | float]
     skipped_batches: list[int] = []
     is_stopped: bool = False
+    is_pending: bool = False
     callbacks: CallbackFacts = msgspec.field(default_factory=CallbackFacts)
 
 
@@ -67,6 +73,8 @@ class CheckpointManager:
         self.newest_step: int | None = None  # of the checkpoints
         self.skipped: tuple[int, ...] = ()  # numbers of global batches
         self.has_ended = False  # whether the training has ended with the newest checkpoint
+        # Whether the evaluation and the callbacks that are due at its step are still to be done.
+        self.is_pending = False
         self._best: dict[str, Any] = {}
         # These settings must stay the same when a run resumes, except secrets, which may be renewed.
         trained = {
@@ -101,9 +109,9 @@ class CheckpointManager:
             check=self._check,
         )
         step = 0 if found is None else found.step
-        if self._is_chief:
-            self.history.begin(step)
+        call_on_chief(self._strategy, lambda: self.history.begin(step), is_chief=self._is_chief)
         self.has_ended = found is not None and self._is_over(found.facts)
+        self.is_pending = found is not None and found.facts.is_pending
         if found is not None and not self.skipped:
             # After the first call, all tasks know the batches that were left out since that checkpoint.
             self.skipped = tuple(found.facts.skipped_batches)
@@ -128,14 +136,14 @@ class CheckpointManager:
         """Leave a global batch out from now on; all tasks must call this."""
         self.skipped = tuple(sorted((*self.skipped, batch)))
 
-    def restore(self, state: State, total: int) -> tuple[CallbackFacts, Mapping[str, Any]]:
+    def restore(self, state: State, total: int) -> tuple[CallbackFacts | None, Mapping[str, Any]]:
         """Set all variables to the values of the checkpoint to resume from.
 
-        Return what callbacks had changed: facts, and arrays by name.
+        Return the states of callbacks, and their arrays by name.
         """
         found = self._found
         if found is None:
-            return CallbackFacts(), {}
+            return None, {}
         found.check(lambda checkpoint: check_variables(checkpoint, state.values()))
         values = found.read()
         state.assign(values.state)
@@ -156,7 +164,7 @@ class CheckpointManager:
 
     def _is_over(self, facts: _Facts) -> bool:
         """Return whether training has ended with a checkpoint: at train.until_accuracy, or by a callback."""
-        is_stopped = bool(self._config.train.callbacks) and facts.is_stopped
+        is_stopped = bool(self._config.train.callbacks) and facts.is_stopped and not facts.is_pending
         return is_stopped or self._is_enough(facts.evaluation)
 
     def save(
@@ -166,6 +174,7 @@ class CheckpointManager:
         results: Mapping[str, float],
         *,
         is_stopped: bool = False,
+        is_pending: bool = False,
         callbacks: CallbackFacts | None = None,
     ) -> None:
         """Write what the run needs to resume on the chief, and remove old checkpoints; all tasks call this.
@@ -177,7 +186,8 @@ class CheckpointManager:
             values: All variables, and arrays of callbacks.
             results: The evaluation at this step, if there was one.
             is_stopped: Whether a callback has ended the training at this step.
-            callbacks: What callbacks have changed.
+            is_pending: Whether the evaluation and the callbacks that are due at this step have not been.
+            callbacks: The states of callbacks on the chief.
         """
         self.newest_step = step
         files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
@@ -193,6 +203,7 @@ class CheckpointManager:
                 best=self._best,
                 skipped_batches=list(self.skipped),
                 is_stopped=is_stopped,
+                is_pending=is_pending,
                 callbacks=callbacks or CallbackFacts(),
             )
         )

@@ -18,6 +18,7 @@ remote_run_folder.py uploads all of them but the logs.
 
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -148,7 +149,8 @@ def _recorded(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Iter
         try:
             yield
         except BaseException as error:
-            problem = str(error) or type(error).__name__
+            stop = signal.SIGINT.name if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            problem = str(error) or stop
             record(RunEnded(seconds=time.monotonic() - began, problem=problem))
             raise
         record(RunEnded(seconds=time.monotonic() - began, problem=""))

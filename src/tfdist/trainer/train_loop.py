@@ -124,9 +124,11 @@ class Run:
                 per_epoch=self._per_epoch,
                 total=self.total,
             )
-            if self.step < self.total and not self._checkpoint_manager.has_ended:
-                self._callbacks.begin()  # before what it changes is restored
         self._restore(state)
+        has_more = self.step < self.total or self._checkpoint_manager.is_pending
+        if self._callbacks is not None and has_more and not self._checkpoint_manager.has_ended:
+            self._callbacks.begin()
+            self._restore(state)  # what that has changed, as if there had been no stop
         self._recovery.begin(state)
         if (
             self._recovery.skips and self._checkpoint_manager.newest_step is None
@@ -146,16 +148,34 @@ class Run:
     def _restore(self, state: State) -> None:
         """Restore the variables and the callbacks from the checkpoint that was found, if there is one."""
         facts, arrays = self._checkpoint_manager.restore(state, self.total)
-        if self._callbacks is not None:
-            self._callbacks.restore(facts, arrays)
+        if self._callbacks is not None and facts is not None:
+            self._callbacks.restore(facts, arrays, self.step)
 
     def _save(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Save a checkpoint; `values` are those of all variables on the chief."""
         callbacks, facts = self._callbacks, None
         if callbacks is not None and self._context.is_chief:
             values, facts = {**values, **callbacks.arrays()}, callbacks.facts()
-        is_stopped = callbacks is not None and callbacks.has_stopped
-        self._checkpoint_manager.save(self.step, values, results, is_stopped=is_stopped, callbacks=facts)
+        self._checkpoint_manager.save(
+            self.step,
+            values,
+            results,
+            is_stopped=callbacks is not None and callbacks.has_stopped,
+            is_pending=self._is_leaving and self._has_due,
+            callbacks=facts,
+        )
+
+    @property
+    def _has_due(self) -> bool:
+        """Return whether an evaluation or callbacks are due at this step, for the start after this one."""
+        every = (periods(self._config, self._context.data)[0], *self._epochs)
+        has_stopped = self._callbacks is not None and self._callbacks.has_stopped
+        return has_stopped or self.step == self.total or any(self.step % each == 0 for each in every)
+
+    @property
+    def _epochs(self) -> tuple[int, ...]:
+        """Return the number of steps after which callbacks are called; none without callbacks."""
+        return () if self._callbacks is None else (self._per_epoch,)
 
     def _record_start(self) -> None:
         if not self._context.is_chief:
@@ -182,7 +202,7 @@ class Run:
 
     def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
         part = _Part({}, is_last=False, is_enough=False)
-        while self.step < self.total and not part.is_last:
+        while (self.step < self.total or self._checkpoint_manager.is_pending) and not part.is_last:
             try:
                 part = self._train_part(session, training, state)
             except NotFinite as failure:
@@ -202,13 +222,16 @@ class Run:
     def _train_part(self, session: Session, training: Phase, state: State) -> "_Part":
         """Train up to the next step at which something is due, and do that."""
         evaluate_every, save_every = periods(self._config, self._context.data)
-        due = (evaluate_every, save_every, *(() if self._callbacks is None else (self._per_epoch,)))
-        goal = self._profiled.boundary(self.step, _next(self.step, self.total, *due))
-        self._profiled.begin_if_due(self.step)
-        self._advance(training, self._recovery.goal(self.step, goal))
+        if self._checkpoint_manager.is_pending:  # the start before was told to end at this step
+            self._checkpoint_manager.is_pending = False
+        else:
+            goal = _next(self.step, self.total, evaluate_every, save_every, *self._epochs)
+            goal = self._profiled.boundary(self.step, goal)
+            self._profiled.begin_if_due(self.step)
+            self._advance(training, self._recovery.goal(self.step, goal))
         is_last = self.step == self.total
         self._profiled.end_if_due(self.step, is_over=is_last or self._is_leaving)
-        if is_last:
+        if is_last and not self._is_leaving:
             session.finish()
         if self._recovery.is_searching:
             self._recovery.checked_values(self.step, state)

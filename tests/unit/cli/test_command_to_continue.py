@@ -1,4 +1,4 @@
-"""What `tfdist train` prints about a run that was stopped in a folder that it has chosen."""
+"""`tfdist train` prints the command that continues a run which was stopped in a folder that it has chosen."""
 
 from pathlib import Path
 
@@ -9,14 +9,17 @@ from tfdist.errors import ConfigError, TaskLost
 from tfdist.trainer.run_folder import RunFolder
 
 
+COMMAND = (
+    "tfdist: to continue this run: tfdist train --config x.yaml '--set=model.options={width: 3}' --smoke "
+    "--run_dir runs/x-20260101-120000\n"
+)
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
-        (
-            TaskLost("x", "y"),
-            "tfdist: to continue this run: tfdist train --config x.yaml '--set=model.options={width: 3}' --smoke "
-            "--run_dir runs/x-20260101-120000\n",
-        ),
+        (TaskLost("x", "y"), COMMAND),
+        (KeyboardInterrupt(), COMMAND),
         (ConfigError("x", "y"), ""),
     ],
 )

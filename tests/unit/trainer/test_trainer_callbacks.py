@@ -12,7 +12,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, Preempted
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_datasets import compiled_model
@@ -34,13 +34,19 @@ def data(tmp_path_factory):
 def train(tmp_path, data):
     """Train for two epochs of five steps on one device, and return the run, its results and its model."""
 
-    def run(*changes):
+    def run(*changes, notice=None):
         changes = ("model.name=own_objects:build", "train.epochs=2", "train.schedule=constant", "train.steps_per_execution=1", *changes)  # fmt: skip
         config = read_config(CONFIGS / "local.yaml", changes).config
         tf.keras.utils.set_random_seed(config.train.seed)
         strategy = tf.distribute.get_strategy()
         context = RunContext(
-            config, ClusterConfig(), strategy, data, RunFolder.at(tmp_path), Notice(), ServerTermination(())
+            config,
+            ClusterConfig(),
+            strategy,
+            data,
+            RunFolder.at(tmp_path),
+            notice or Notice(),
+            ServerTermination(()),
         )
         model = compiled_model(config, data, "logits")
         one = Run(context, model)
@@ -143,6 +149,38 @@ def test_patience_and_the_best_weights_are_resumed(train, tmp_path):
     resumed, results, _ = train(f"train.callbacks=[{more}, {STOPPING}]", "train.epochs=9")
     assert resumed.step == once.step
     assert results == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "epochs"),
+    [(4, 3), (None, 3), (4, 1), (None, 1)],
+    ids=["epoch", "evaluation", "run", "last test"],
+)
+def test_the_end_of_an_epoch_comes_after_a_stop_at_it(train, tmp_path, monkeypatch, batch, epochs):
+    def callbacks(name):
+        told = "own_objects:told" if batch is None else f"{{name: own_objects:told, batch: {batch}}}"
+        recorder = f"{{name: own_objects:recorders, path: {tmp_path / name}}}"
+        return f"train.callbacks=[{told}, {STOPPING}, {recorder}]", f"train.epochs={epochs}"
+
+    _, wanted, whole = train(*callbacks("whole"))
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    notice = Notice()
+    monkeypatch.setattr(own_objects, "NOTICE", notice)
+    with pytest.raises(Preempted):
+        train(*callbacks("parts"), notice=notice)
+    assert list_steps(tmp_path / "checkpoints")[-1] == 5
+    monkeypatch.setattr(own_objects, "NOTICE", None)
+    monkeypatch.setattr(own_objects, "SEEN", [])
+    _, results, model = train(*callbacks("parts"))
+    assert results == pytest.approx(wanted, rel=1e-6)
+    for mine, its in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+    assert own_objects.SEEN == [5]  # callbacks begin with the model of the checkpoint
+    ends = [
+        [call for call in calls(tmp_path / name) if call[0] in ("epoch_end", "train_end")]
+        for name in ("parts", "whole")
+    ]
+    close(*ends)
 
 
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 names the option in another way")

@@ -25,7 +25,7 @@ FactsT = TypeVar("FactsT", bound=msgspec.Struct)
 
 
 class _Message(msgspec.Struct):
-    """What the chief tells the other workers of a checkpoint."""
+    """A checkpoint as the chief tells the other workers of it."""
 
     step: int
     facts: dict[str, Any]
@@ -45,7 +45,7 @@ class SharedCheckpoint(Generic[FactsT]):
 
     Attributes:
         step: How many steps were done.
-        facts: What else the run needs to resume.
+        facts: Further facts that the run needs to resume.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SharedCheckpoint(Generic[FactsT]):
             folder: The folder of all checkpoints of a run.
             kind: The class of the facts.
             strategy: The strategy that trains.
-            of: What writes such checkpoints, for the error.
+            of: The writer of such checkpoints, for the error.
             is_chief: Whether this process reads.
             check: Called on the chief with the checkpoint and its facts; its error is raised on all workers.
 
@@ -115,11 +115,10 @@ class SharedCheckpoint(Generic[FactsT]):
 
     def read(self) -> Values:
         """Read all values on the chief, and send them to the other workers; restore the rounding errors."""
-        found = self._found
+        found, values = self._found, list[Any]()
+        self.check(lambda checkpoint: values.extend(checkpoint.read(checkpoint.variables)))
         if found is None:
-            values: list[Any] = [tf.zeros(shape, dtype) for _, shape, dtype in self._entries]
-        else:
-            values = found.read(found.variables)
+            values = [tf.zeros(shape, dtype) for _, shape, dtype in self._entries]
         is_chief = found is not None
         values = take_from_chief(self._strategy, values, is_chief=is_chief)
         restore_rounding_errors(self._strategy, None if found is None else found.folder, is_chief=is_chief)
@@ -134,6 +133,6 @@ def _converted(found: Checkpoint, kind: type[FactsT], of: str) -> FactsT:
     try:
         return msgspec.convert(found.facts, kind)
     except msgspec.ValidationError as error:
-        remedy = "Name another folder, or remove this checkpoint to resume from another"
+        remedy = "Remove this checkpoint to resume from another, or begin the run in another folder"
         problem = f"is not a checkpoint of {of}: {error}"
         raise ConfigError(str(found.folder / ABOUT), problem, remedy=remedy) from None

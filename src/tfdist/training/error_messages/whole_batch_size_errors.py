@@ -21,8 +21,8 @@ _OTHER_SIZE = (
     " of examples from what the model gets, such as tf.shape(x)[0], not the size of the whole batch"
 )
 _OTHER_ROWS = (
-    "tfdist: each of {replicas} replicas gets a part of the rows of each tensor of a batch, here fewer. Let a"
-    " row be an example: pairs have the shape (n, 2, ...), not (2, n, ...)"
+    "tfdist: if this is a row of a batch: each of {replicas} replicas gets a part of the rows of each tensor."
+    " Let a row be an example: pairs have the shape (n, 2, ...), not (2, n, ...)"
 )
 _log = logging.getLogger("tfdist")
 

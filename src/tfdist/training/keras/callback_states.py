@@ -25,10 +25,15 @@ _log = logging.getLogger("tfdist")
 
 
 class CallbackState(msgspec.Struct):
-    """The state of a callback as plain values, and what tells which callback of a later run it belongs to."""
+    """The state of a callback.
 
-    kind: str
-    values: dict[str, Any]
+    Attributes:
+        kind: The class, and the value that it watches; empty in a checkpoint of an earlier tfdist.
+        values: Its attributes as plain values.
+    """
+
+    kind: str = ""
+    values: dict[str, Any] = {}
 
 
 def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
@@ -79,6 +84,8 @@ def load_states(
     out.
     """
     left = dict(enumerate(states))
+    if any(not state.kind for state in states):
+        _log.warning("the checkpoint does not tell whose states of callbacks it has: callbacks begin again")
     for callback in callbacks:
         kind = _kind(callback)
         place = next((place for place, state in left.items() if state.kind == kind), None)

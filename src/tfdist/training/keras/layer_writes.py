@@ -17,8 +17,9 @@ from tfdist.training.parameter_servers.train_sharded_variables import parts_of
 from tfdist.training.replicas.ops_across_examples import is_total_of_rows
 
 _AVERAGED = (
-    "layer state %s is a sum or a maximum over a batch; each replica writes it for its part of the batch, and"
-    " it becomes the mean over the examples of all parts. Count in a metric to have sums"
+    "layer state %s is declared or computed as a sum or a maximum over a batch; each replica writes it for"
+    " its part of the batch, and it becomes the mean over the examples of all parts. Count in a metric to"
+    " have sums"
 )
 _log = logging.getLogger("tfdist")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import MOMENTS
@@ -69,23 +70,48 @@ def _has_examples_in_columns(product: tf.Operation, place: int, rows: int | None
 
 def is_total_of_rows(values: tf.Tensor, rows: int | None) -> bool:
     """Return whether values contain a sum over the examples that nothing divides, or their maximum."""
-    operation = values.op
+    left, seen = [values], set[str]()
+    while left:
+        operation = left.pop().op
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        parts = _parts_of_total(operation, rows)
+        if parts is None:
+            return True
+        left += parts
+    return False
+
+
+def _parts_of_total(operation: tf.Operation, rows: int | None) -> list[tf.Tensor] | None:
+    """Return the inputs of an operation that may hold such a total; None if the operation makes one."""
     inputs = list(operation.inputs)
     if operation.type in PASSES_ON:
-        return is_total_of_rows(inputs[0], rows)
+        return inputs[:1]
     if operation.type in _COMBINING:
-        return any(is_total_of_rows(part, rows) for part in inputs)
+        return inputs
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
         first, second = inputs
         if is_same(second):
-            return is_total_of_rows(first, rows)
-        return operation.type == "Mul" and is_same(first) and is_total_of_rows(second, rows)
+            return [] if _divides_by_rows(operation, second, rows) else [first]
+        return [second] if operation.type == "Mul" and is_same(first) else []
+    is_total = False
     if operation.type in _TOTALS:
-        return has_rows(inputs[0], rows) and reduces_first_axis(operation)
-    if operation.type == "MatMul":
-        return _has_examples_in_columns(operation, 0, rows) and _has_examples_in_rows(operation, 1, rows)
-    is_size = operation.type == "StridedSlice" and inputs[0].op.type == "Shape"
-    return is_size and not is_length(operation) and has_rows(inputs[0].op.inputs[0], rows)
+        is_total = has_rows(inputs[0], rows) and reduces_first_axis(operation)
+    elif operation.type == "MatMul":
+        by_column = _has_examples_in_columns(operation, 0, rows)
+        is_total = by_column and _has_examples_in_rows(operation, 1, rows)
+    elif operation.type == "StridedSlice" and inputs[0].op.type == "Shape":
+        is_total = not is_length(operation) and has_rows(inputs[0].op.inputs[0], rows)
+    return None if is_total else []
+
+
+def _divides_by_rows(operation: tf.Operation, divisor: tf.Tensor, rows: int | None) -> bool:
+    """Return whether an operation divides by the number of examples, which the graph has as a constant."""
+    value = tf.get_static_value(divisor)
+    if operation.type == "Mul" or rows is None or value is None or np.size(value) != 1:
+        return False
+    return bool(np.asarray(value).item() % rows == 0)
 
 
 def has_chosen_rows(values: Any) -> bool:

@@ -167,7 +167,7 @@ class Counting(keras.layers.Layer):
         options = {"initializer": "zeros", "trainable": False}
         self.seen = self.add_weight(name="seen", shape=(), aggregation="sum", **options)
         self.rows = self.add_weight(name="rows", shape=(), **options)
-        for name in ("sums", "largest", "means", "quotients", "calls"):
+        for name in ("sums", "largest", "means", "quotients", "fixed", "unrolled", "calls"):
             setattr(self, name, self.add_weight(name=name, shape=shape[1:], **options))
         self.products = self.add_weight(name="products", shape=(shape[1], shape[1]), **options)
 
@@ -179,6 +179,11 @@ class Counting(keras.layers.Layer):
         self.largest.assign(tf.maximum(self.largest, tf.reduce_max(inputs, axis=0)))
         self.means.assign(0.9 * self.means + 0.1 * tf.reduce_mean(inputs, axis=0))
         self.quotients.assign(tf.reduce_sum(inputs, axis=0) / rows)
+        self.fixed.assign(tf.reduce_sum(inputs, axis=0) / (inputs.shape[0] or rows))
+        unrolled = tf.reduce_mean(inputs, axis=0)
+        for _ in range(40):
+            unrolled = unrolled + 0.1 * unrolled
+        self.unrolled.assign(unrolled)
         self.calls.assign_add(tf.ones_like(self.calls))
         self.products.assign(tf.matmul(inputs, inputs, transpose_a=True) / 2.0)
         return inputs
