@@ -14,7 +14,7 @@ from tfdist._utils.tf_private import has_result
 from tfdist.coordination.end_stalled_workers import TimeAtWork
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 
-# What is sent with an execution, in one tensor: the steps, its number, how many steps are done, and its call.
+# One tensor is sent with an execution: the steps, its number, how many steps are done, and its call.
 ORDER_SPEC = tf.TensorSpec([4], tf.int64)
 
 
@@ -50,7 +50,7 @@ class Execution:
     Attributes:
         wanted: The most steps to take.
         applied: Where its steps are noted; None if they update nothing, and are taken again.
-        closure: What the coordinator returned when the execution was scheduled.
+        closure: The coordinator's answer, when the execution was scheduled.
         sendings: The times that it was sent to a worker.
         call: The number of the epoch that it belongs to.
         unpacked: A function that returns its result as its graph has computed it.
