@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
-from tfdist.engines.protocol import find_engine
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection
 

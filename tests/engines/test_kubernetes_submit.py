@@ -9,8 +9,8 @@ import sys
 import pytest
 from kubernetes_api import api_server
 
+from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_handle_and_state import Handle
-from tfdist.engines.protocol import find_engine
 from tfdist.engines.submitted_jobs import find_submission
 
 pytestmark = [

@@ -3,8 +3,8 @@
 import sys
 
 from tfdist.cli._flags_from_signature import run
+from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_handle_and_state import Submission
-from tfdist.engines.protocol import find_engine
 from tfdist.engines.submitted_jobs import submissions
 from tfdist.errors import ConfigError, TfdistError
 

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tfdist.simulation.random_step_times import Draws
+from tfdist.simulation.record_of_steps import Record
 from tfdist.simulation.setup import BYTES, Machine, Setup
-from tfdist.simulation.simulated_steps import Record
 
 Seconds: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 

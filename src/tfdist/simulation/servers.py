@@ -6,8 +6,8 @@ from functools import partial
 
 from tfdist.simulation.events import Clock, Core, Queue, send
 from tfdist.simulation.random_step_times import Draws
+from tfdist.simulation.record_of_steps import Record
 from tfdist.simulation.setup import Setup
-from tfdist.simulation.simulated_steps import Record
 
 _LEAST_BUCKETS = 4  # variables arrive in parts, however few ps there are
 

@@ -22,17 +22,17 @@ from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import CommunicationOptions
 from tfdist.trainer.sections.data_and_model import DataSection, ModelSection
 from tfdist.trainer.sections.engine import EngineSection
+from tfdist.trainer.sections.evaluation_and_saving import (
+    CheckpointSection,
+    EvaluationSection,
+    ExportSection,
+    SummariesSection,
+)
 from tfdist.trainer.sections.launch_and_watch import (
     ElasticSection,
     LaunchSection,
     MetricsSection,
     WatchSection,
-)
-from tfdist.trainer.sections.saving import (
-    CheckpointSection,
-    EvaluationSection,
-    ExportSection,
-    SummariesSection,
 )
 from tfdist.trainer.sections.strategy import StrategySection
 from tfdist.trainer.sections.train import TrainSection

@@ -8,7 +8,6 @@ from tfdist.cli import train
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.trainer.run_folder import RunFolder
 
-
 COMMAND = (
     "tfdist: to continue this run: tfdist train --config x.yaml '--set=model.options={width: 3}' --smoke "
     "--run_dir runs/x-20260101-120000\n"

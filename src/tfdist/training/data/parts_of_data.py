@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import asked_when_sent
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
-from tfdist.training.data.execution import ORDER_SPEC, Execution, Sending
+from tfdist.training.data.sent_execution import ORDER_SPEC, Execution, Sending
 
 NO_PART = -1
 _SECONDS_BETWEEN_LOOKS = 0.1

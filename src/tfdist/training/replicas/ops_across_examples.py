@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import MOMENTS
 from tfdist._utils.operations_behind import operations_behind
+from tfdist.training.replicas.detect_paired_examples import pairs_examples
 from tfdist.training.replicas.graph_queries import (
     PASSES_ON,
     has_rows,
@@ -16,7 +17,6 @@ from tfdist.training.replicas.graph_queries import (
     reads_variable,
     reduces_first_axis,
 )
-from tfdist.training.replicas.paired_examples import pairs_examples
 
 _REDUCING = ("Max", "Mean", "Min", "Prod", "Sum")
 # They put rows that were chosen, as for the experts of a layer, back in their places.

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
-from tfdist.training.data.execution import ORDER_SPEC, Execution, opened_order
+from tfdist.training.data.sent_execution import ORDER_SPEC, Execution, opened_order
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.parameter_servers.worker_values_in_graph import tables_in_loops
 

@@ -10,7 +10,7 @@ from tfdist._utils.tf_private import has_answered, wait_for_answer
 from tfdist.cluster.config import Task
 from tfdist.coordination.end_stalled_workers import WorkerExecutions, end_stalled_worker
 from tfdist.coordination.stall_watch import timeout_in_force
-from tfdist.training.data.execution import Execution
+from tfdist.training.data.sent_execution import Execution
 from tfdist.training.error_messages.lost_task_errors import is_lost_worker, named, refusing_tasks
 
 _SECONDS_BEFORE_ASKING_AGAIN = 0.01

@@ -10,10 +10,10 @@ import yaml
 
 from tfdist.engines import read_logs
 from tfdist.engines.container_entrypoint import ENTRYPOINT
+from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes import engine_base as kubectl_module
-from tfdist.engines.protocol import find_engine
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, KubernetesSection, ResourcesSection

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
-from tfdist.training.data.execution import Execution
+from tfdist.training.data.sent_execution import Execution
 from tfdist.training.runners import coordinated_runner
 from tfdist.training.runners.batches_for_workers import Call
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import Task
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
-from tfdist.training.data.execution import Execution
+from tfdist.training.data.sent_execution import Execution
 from tfdist.training.error_messages import lost_task_errors
 from tfdist.training.runners import pending_executions
 from tfdist.training.runners.pending_executions import ScheduledExecutions

@@ -10,8 +10,8 @@ from tfdist.training.keras.losses_and_metrics.loss_divisors import (
     Divisor,
     have_several_divisors,
 )
+from tfdist.training.replicas.detect_paired_examples import depends_on_data
 from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
-from tfdist.training.replicas.paired_examples import depends_on_data
 from tfdist.training.replicas.split_into_terms import sum_in, terms_of
 
 
