@@ -151,7 +151,9 @@ class Run:
         if self._callbacks is not None and facts is not None:
             self._callbacks.restore(facts, arrays, self.step)
 
-    def _save(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
+    def _save(
+        self, values: Mapping[str, Any], results: Mapping[str, float], *, is_pending: bool = False
+    ) -> None:
         """Save a checkpoint; `values` are those of all variables on the chief."""
         callbacks, facts = self._callbacks, None
         if callbacks is not None and self._context.is_chief:
@@ -161,7 +163,7 @@ class Run:
             values,
             results,
             is_stopped=callbacks is not None and callbacks.has_stopped,
-            is_pending=self._is_leaving and self._has_due,
+            is_pending=is_pending,
             callbacks=facts,
         )
 
@@ -243,11 +245,12 @@ class Run:
             session.finish()
             results = self._evaluate(session)
         is_last = is_last or is_enough
+        is_pending = self._is_leaving and self._has_due
         if self._callbacks is not None and not self._is_leaving:
             is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
         if is_last or self.step % save_every == 0 or self._is_leaving:
             values = self._recovery.checked_values(self.step, state)
-            self._save(values, {} if self._is_leaving else results)
+            self._save(values, {} if self._is_leaving else results, is_pending=is_pending)
         return _Part(results, is_last, is_enough)
 
     @property

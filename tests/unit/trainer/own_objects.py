@@ -124,7 +124,7 @@ class Told(keras.callbacks.Callback):
 
     def __init__(self, batch):
         super().__init__()
-        self._batch = batch
+        self._batch, self._has_ended = batch, False
 
     def on_train_begin(self, logs=None):
         SEEN.append(int(self.model.optimizer.iterations))
@@ -133,8 +133,11 @@ class Told(keras.callbacks.Callback):
         if NOTICE is not None and batch == self._batch:
             NOTICE.is_received = True
 
+    def on_train_end(self, logs=None):
+        self._has_ended = True
+
     def on_test_begin(self, logs=None):
-        if NOTICE is not None and self._batch is None:
+        if NOTICE is not None and self._batch == ("end" if self._has_ended else None):
             NOTICE.is_received = True
 
 
