@@ -176,7 +176,7 @@ def test_the_end_of_an_epoch_comes_after_a_stop_at_it(train, tmp_path, monkeypat
     for mine, its in zip(model.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
     # Callbacks begin with the model of the checkpoint, if there is anything left for them.
-    assert own_objects.SEEN == ([] if batch == "end" else [5])
+    assert ([] if batch == "end" else [5]) == own_objects.SEEN
     ends = [
         [call for call in calls(tmp_path / name) if call[0] in ("epoch_end", "train_end")]
         for name in ("parts", "whole")
