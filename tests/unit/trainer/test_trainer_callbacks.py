@@ -230,3 +230,9 @@ def test_a_mapping_needs_a_name(tmp_path):
     assert str(caught.value).startswith(
         f"{tmp_path}/x.yaml:3: train.callbacks[0]: expected a name, or a mapping with"
     )
+
+
+@pytest.mark.skipif(not hasattr(keras.callbacks, "SwapEMAWeights"), reason="this Keras has no such callback")
+def test_averages_in_the_place_of_weights_are_refused(train):
+    with pytest.raises(ConfigError, match="swap_on_epoch changes the weights of checkpoints"):
+        train("train.callbacks=[{name: SwapEMAWeights, swap_on_epoch: true}]")

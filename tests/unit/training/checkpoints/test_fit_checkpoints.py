@@ -6,6 +6,7 @@ import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from tfdist.training.checkpoints.checkpoint import list_steps  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.keras.callback_states import CallbackState, load_states  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="it needs Keras 3")
@@ -196,6 +198,15 @@ def test_each_callback_gets_its_own_state_back_wherever_it_stands(tmp_path):
     )
     assert others[0].wait < 3
     assert others[1].wait < 3
+
+
+def test_states_without_their_owners_are_left_out_with_a_warning(caplog):
+    """Checkpoints of earlier versions have them."""
+    stopping = keras.callbacks.EarlyStopping("loss")
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        load_states([stopping], _model(), [msgspec.convert({"wait": 7}, CallbackState)], {})
+    assert "whose states of callbacks" in caplog.text
+    assert stopping.wait == 0
 
 
 def test_a_finished_run_trains_nothing_more_and_more_epochs_continue(tmp_path, monkeypatch, caplog):
