@@ -14,7 +14,7 @@ from tfdist.trainer.starts_and_lost_steps import RunHistory
 from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
-from tfdist.training.checkpoints.share_checkpoint import SharedCheckpoint
+from tfdist.training.checkpoints.share_checkpoint import SharedCheckpoint, Values
 from tfdist.training.keras.callback_states import CallbackState
 from tfdist.training.keras.variables_of_run import State
 from tfdist.training.workers.call_on_chief import call_on_chief
@@ -136,20 +136,16 @@ class CheckpointManager:
         """Leave a global batch out from now on; all tasks must call this."""
         self.skipped = tuple(sorted((*self.skipped, batch)))
 
-    def restore(self, state: State, total: int) -> tuple[CallbackFacts | None, Mapping[str, Any]]:
-        """Set all variables to the values of the checkpoint to resume from.
-
-        Return the states of callbacks, and their arrays by name.
-        """
+    def read(self, state: State, total: int) -> tuple[CallbackFacts, Values] | None:
+        """Return the states of callbacks and all values in the checkpoint to resume from, if there is one."""
         found = self._found
         if found is None:
-            return None, {}
+            return None
         found.check(lambda checkpoint: check_variables(checkpoint, state.values()))
         values = found.read()
-        state.assign(values.state)
         self._best = dict(found.facts.best)
         _log.info("resuming at step %d of %d, from %s", found.step, total, self._place)
-        return found.facts.callbacks, values.of_callbacks
+        return found.facts.callbacks, values
 
     def has_enough(self, results: Mapping[str, float]) -> bool:
         """Return whether an evaluation reaches train.until_accuracy; all tasks call this and agree."""

@@ -19,7 +19,7 @@ from tfdist.profiling.timeline_file import Timeline
 from tfdist.profiling.timeline_paths import shares_file
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
-from tfdist.trainer.checkpoint_manager import CheckpointManager
+from tfdist.trainer.checkpoint_manager import CallbackFacts, CheckpointManager
 from tfdist.trainer.model_and_datasets import (
     Batches,
     periods,
@@ -34,6 +34,7 @@ from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.speed_and_stragglers import Throughput
 from tfdist.trainer.starts_and_lost_steps import Start
 from tfdist.trainer.summaries import Summaries
+from tfdist.training.checkpoints.share_checkpoint import Values
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State
@@ -124,11 +125,7 @@ class Run:
                 per_epoch=self._per_epoch,
                 total=self.total,
             )
-        self._restore(state)
-        has_more = self.step < self.total or self._checkpoint_manager.is_pending
-        if self._callbacks is not None and has_more and not self._checkpoint_manager.has_ended:
-            self._callbacks.begin()
-            self._restore(state)  # what that has changed, as if there had been no stop
+        self._resume(state)
         self._recovery.begin(state)
         if (
             self._recovery.skips and self._checkpoint_manager.newest_step is None
@@ -145,11 +142,23 @@ class Run:
             raise self._preempted()
         return results
 
-    def _restore(self, state: State) -> None:
-        """Restore the variables and the callbacks from the checkpoint that was found, if there is one."""
-        facts, arrays = self._checkpoint_manager.restore(state, self.total)
-        if self._callbacks is not None and facts is not None:
-            self._callbacks.restore(facts, arrays, self.step)
+    def _resume(self, state: State) -> None:
+        """Restore the checkpoint that was found, if there is one; begin the callbacks if more is to come."""
+        read = self._checkpoint_manager.read(state, self.total)
+        self._restore(state, read)
+        has_more = self.step < self.total or self._checkpoint_manager.is_pending
+        if self._callbacks is not None and has_more and not self._checkpoint_manager.has_ended:
+            self._callbacks.begin()
+            self._restore(state, read)  # what that has changed, as if there had been no stop
+
+    def _restore(self, state: State, read: tuple[CallbackFacts, Values] | None) -> None:
+        """Set the variables and the callbacks to what was read from a checkpoint, if there is one."""
+        if read is None:
+            return
+        facts, values = read
+        state.assign(values.state)
+        if self._callbacks is not None:
+            self._callbacks.restore(facts, values.of_callbacks, self.step)
 
     def _save(
         self, values: Mapping[str, Any], results: Mapping[str, float], *, is_pending: bool = False
@@ -326,7 +335,7 @@ class Run:
         if batch is not None:
             self._checkpoint_manager.skip(batch)
         self.step = self._checkpoint_manager.find()
-        self._restore(state)
+        self._restore(state, self._checkpoint_manager.read(state, self.total))
         self._throughput, self._epoch_totals = self._new_throughput(), None
         if self._callbacks is not None:
             self._callbacks.go_back()

@@ -59,7 +59,7 @@ class Checkpoint:
     @property
     def state(self) -> tuple[Entry, ...]:
         """Return the entries of the variables of the model, its optimizer and its random generators."""
-        return tuple(entry for entry in self.variables if not entry[0].startswith((OF_EPOCH, OF_CALLBACK)))
+        return tuple(entry for entry in self.variables if is_state(entry[0]))
 
     @doing(Activity("reading a checkpoint"))
     def read(self, entries: Sequence[Entry]) -> list[Any]:
@@ -75,6 +75,11 @@ class Checkpoint:
             remedy = "Remove this checkpoint, to resume from the one before it"
             problem = f"cannot be read: {first_line(error)}"
             raise StorageError(str(self.folder), problem, remedy=remedy) from error
+
+
+def is_state(name: str) -> bool:
+    """Return whether a value of this name is one of the model, its optimizer or its random generators."""
+    return not name.startswith((OF_EPOCH, OF_CALLBACK))
 
 
 def snapshot(values: Mapping[str, Any]) -> dict[str, tf.Tensor]:

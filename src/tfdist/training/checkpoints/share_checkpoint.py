@@ -15,6 +15,7 @@ from tfdist.training.checkpoints.checkpoint import (
     Checkpoint,
     Entry,
     find_newest,
+    is_state,
 )
 from tfdist.training.checkpoints.rounding_errors import restore_rounding_errors
 from tfdist.training.keras.callback_states import OF_CALLBACK
@@ -125,7 +126,7 @@ class SharedCheckpoint(Generic[FactsT]):
         named = [(name, value) for (name, _, _), value in zip(self._entries, values, strict=True)]
         of_callbacks = {name: value for name, value in named if name.startswith(OF_CALLBACK)}
         totals = [value for name, value in named if name.startswith(OF_EPOCH)]
-        state = [value for name, value in named if not name.startswith((OF_EPOCH, OF_CALLBACK))]
+        state = [value for name, value in named if is_state(name)]
         return Values(state, totals, of_callbacks)
 
 
