@@ -57,7 +57,7 @@ def call_each(
     """Call a function that uses TensorFlow for each task, in threads: a call to a silent task never returns.
 
     Returns:
-        The values that have come within some seconds, by task.
+        The values that have come within some seconds, by task, in the order of the tasks.
     """
     import tensorflow as tf
 
@@ -73,13 +73,14 @@ def call_each(
             except tf.errors.OpError as error:
                 _log.info("%s does not answer: %s", task, first_line(error))
 
-    threads = [threading.Thread(target=call, args=(task,), daemon=True) for task in tasks]
-    for thread in threads:
+    threads = {task: threading.Thread(target=call, args=(task,), daemon=True) for task in tasks}
+    for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + seconds
-    for thread in threads:
+    for thread in threads.values():
         thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(values)
+    came = dict(values)
+    return {task: came[task] for task in threads if task in came}
 
 
 def fetch(tensor: Any) -> Any:

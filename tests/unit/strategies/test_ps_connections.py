@@ -70,8 +70,14 @@ def test_a_worker_that_cannot_connect_says_to_which_server(cluster, monkeypatch)
         transfer(cluster)
 
 
-def test_a_task_that_is_gone_is_the_error_of_tensorflow(cluster, monkeypatch):
+def test_the_first_of_tasks_that_are_gone_is_the_error_of_tensorflow(cluster, monkeypatch):
+    others_have_failed = threading.Event()
+
     def answer(task):
+        if task.index == 0:
+            others_have_failed.wait(30)
+        if task.index == COUNT - 1:
+            others_have_failed.set()
         raise tf.errors.UnavailableError(None, None, f"{task} is gone")
 
     answering(monkeypatch, answer)
