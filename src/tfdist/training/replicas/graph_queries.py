@@ -15,6 +15,19 @@ KEEPS_STATE = (
 )  # fmt: skip
 
 
+_SAME = "same_on_all_replicas"  # the name of operations
+
+
+def marked_as_same(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor as one that is the same on all replicas, though it is computed of examples."""
+    return tf.identity(tensor, name=_SAME)
+
+
+def is_marked_as_same(operation: tf.Operation) -> bool:
+    """Return whether an operation is one of `marked_as_same`."""
+    return bool(operation.name.rpartition("/")[2].startswith(_SAME))
+
+
 def passed_on(tensor: tf.Tensor, types: Collection[str]) -> tf.Tensor:
     """Return the tensor whose values operations of some types have passed on to this one."""
     while tensor.op.type in types:
@@ -33,12 +46,14 @@ def is_length(operation: tf.Operation) -> bool:
 
 
 def is_same(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor depends on constants and variables only."""
+    """Return whether a tensor depends on constants, variables and what is marked as the same only."""
+
+    def is_known(operation: tf.Operation) -> bool:
+        return operation.type == "ReadVariableOp" or is_marked_as_same(operation)
+
     return all(
         operation.inputs or operation.type in ("Const", "ReadVariableOp")
-        for operation in operations_behind(
-            [tensor], until=lambda operation: operation.type == "ReadVariableOp"
-        )
+        for operation in operations_behind([tensor], until=is_known)
     )
 
 

@@ -15,6 +15,7 @@ from tfdist.training.replicas.graph_queries import (
     followed,
     has_rows,
     is_length,
+    is_marked_as_same,
     is_same,
     passed_on,
     reduces_first_axis,
@@ -49,6 +50,8 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
         return None
     operation = number.op
     inputs = list(operation.inputs)
+    if is_marked_as_same(operation):
+        return "same"
     if operation.type in PASSES_ON:
         return reduction_of(inputs[0], rows, means)
     added = summands(operation)

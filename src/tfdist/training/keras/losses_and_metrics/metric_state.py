@@ -18,6 +18,8 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist.errors import ConfigError
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
+from tfdist.training.replicas.empty_replicas import or_zero
+from tfdist.training.replicas.reduction import shared_mean
 from tfdist.training.replicas.states_only_added_to import adds_one, only_added_to
 
 _SUM, _MERGE, _MEAN, _FIRST = "sum", "merge", "mean", "only_first_replica"
@@ -276,6 +278,25 @@ class MetricState:
             ]
             values.append(tf.stack(rows))
         return values
+
+    def so_far(
+        self, metric: Any, counted: Sequence[tf.Tensor], totals: Sequence[tf.Tensor], size: tf.Tensor
+    ) -> list[tuple[Any, tf.Tensor]]:
+        """Return the variables of a metric with their values over the epoch's examples.
+
+        All replicas call it at the same place of their batch, with what each has `counted` up to there.
+        """
+        if self._replicas > 1:
+            counted = [or_zero(value, size) for value in counted]
+        parts = self.to_add_up(counted, totals, size)
+        places = [
+            place for place, owned in enumerate(self._owned) if any(owner is metric for owner in owned.owners)
+        ]
+        shared = shared_mean([], [], [parts[place] for place in places], size=size).sums
+        for place, value in zip(places, shared, strict=True):
+            parts[place] = value
+        values = self.values(self.after_batch(totals, parts))
+        return [values[place] for place in places]
 
     def after_batch(self, totals: Sequence[tf.Tensor], added: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
         """Return the totals after a batch, given the sums of the replicas' counts in it."""

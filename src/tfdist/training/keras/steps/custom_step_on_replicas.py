@@ -58,6 +58,10 @@ _GRADIENTS_OF_PARTS = (
     "%s of model %s: reads or changes gradients of weights within %s, where replicas cannot exchange them;"
     " each has those of its part of the batch, and the mean of what the step makes of them counts"
 )
+_RESULT_OF_PART = (
+    "%s of model %s: computes with the result of metric %s within %s, where replicas cannot exchange it;"
+    " each has that of its part of the batch"
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class CustomStepOnReplicas(MetricStep):
         self._writes = LayerWrites(model, strategy, randomness, method=name)
         self._replicas = strategy.num_replicas_in_sync
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
-        self._gradient_warning = LossWarning()
+        self._gradient_warning, self._result_warning = LossWarning(), LossWarning()
         self._written: list[Any] = []
         self._logs: Any = {}
         self._methods = ReplacedMethods(model, strategy, name, self._loss_warning, lambda: self._applied)
@@ -185,12 +189,14 @@ class CustomStepOnReplicas(MetricStep):
             self._logs = self._described(self._called(batch, replica), replica)
             if not is_traced:  # nothing shows what it reads
                 self._methods.changes_gradients = True
+                self._methods.reads_of_results |= set(map(id, self._metrics.metrics))
                 flags.append(self._metrics.are_of_keras())
                 return
             self._methods.changes_gradients |= replica.changes_gradients or any(
                 map(is_read, replica.gradients)
             )
             self._warn_of_gradients(replica)
+            self._note_reads_of_results(replica)
             flags.append(are_sums(replica.scope, before))
             self._metrics.warn_of_batches(replica.scope, before)
 
@@ -215,6 +221,17 @@ class CustomStepOnReplicas(MetricStep):
                 with self._strategy.scope():
                     use.optimizer.build(use.variables)
 
+    def _note_reads_of_results(self, replica: ReplicaTrace) -> None:
+        """Note with the results of which metrics the step computes, besides returning them in its logs."""
+        for value, metric, _ in replica.results:
+            if not tf.is_tensor(value) or not is_read(value):
+                continue
+            self._methods.reads_of_results.add(id(metric))
+            if value.graph is not replica.graph and self._replicas > 1:
+                self._result_warning.log(
+                    _RESULT_OF_PART, self._name, self._model.name, metric.name, OTHER_GRAPHS
+                )
+
     def _warn_of_gradients(self, replica: ReplicaTrace) -> None:
         """Warn of gradients that the step reads or changes where replicas cannot exchange them."""
         is_within_tape = any(map(is_read, replica.gradients_in_other_tapes))
@@ -230,7 +247,7 @@ class CustomStepOnReplicas(MetricStep):
             self._randomness.drawing(),
             replicas_hideable(),
             variables_read_in_place(self._model),
-            self._methods.replaced(self._metrics.metrics),
+            self._methods.replaced(self._metrics),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):
             yield
@@ -244,6 +261,7 @@ class CustomStepOnReplicas(MetricStep):
         begun, data = self._replica_stats.begun(data)
         counted, _ = self._split(totals)
         replica = self._replica(data, self._metrics.before_batch(counted), self._share(size), seed)
+        replica.totals = counted
         if self._replicas > 1 and not self._is_synchronized:
             data = with_an_example(data, size)
         found = self._called(data, replica)

@@ -6,13 +6,13 @@ its metrics count are those of the whole batch.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import updated_by
+from tfdist._utils.keras_private import is_of_keras, updated_by
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.methods_within_block import methods_replaced
@@ -20,12 +20,15 @@ from tfdist._utils.tf_private import is_recording
 from tfdist.errors import ConfigError
 from tfdist.strategies.scale_gradients import with_values
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
+from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up
 from tfdist.training.keras.steps.custom_step_gradients import made_of_whole_batch, of_whole_batch
 from tfdist.training.keras.steps.custom_step_losses import part_of_number, parts_of_terms
 from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, ReplicaTrace
+from tfdist.training.keras.steps.step_base import value_of
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers, unweighed, weighed
+from tfdist.training.replicas.graph_queries import marked_as_same
 
 OTHER_GRAPHS = "a branch, a loop or a tf.function with a signature or jit_compile"
 _INEXACT_IN_STEP = (
@@ -40,6 +43,7 @@ class ReplacedMethods:
     Attributes:
         uses: The uses of optimizers in the step.
         changes_gradients: Whether the step reads or changes gradients before an optimizer gets them.
+        reads_of_results: The ids of the metrics with whose results the step computes.
     """
 
     def __init__(
@@ -67,21 +71,23 @@ class ReplacedMethods:
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
         self.uses: list[OptimizerUse] = []
         self.changes_gradients = False
+        self.reads_of_results: set[int] = set()
 
     @contextlib.contextmanager
-    def replaced(self, metrics: Sequence[Any]) -> Iterator[None]:
+    def replaced(self, metrics: MetricState) -> Iterator[None]:
         """Replace the methods within the block; those of the metrics on each of them."""
+        self._metrics = metrics
         methods: list[tuple[Any, str, Callable[..., Any]]] = [
             (self._keras.metrics.Mean, "update_state", self._update_state)
         ]
         if self._replicas > 1:
             methods.append((tf.GradientTape, "gradient", self._gradients))
-        methods += [(metric, "result", self._result) for metric in metrics]
-        methods += [
-            (metric, "update_state", self._update_state)
-            for metric in metrics
-            if type(metric) is self._keras.metrics.Sum
-        ]
+        for metric in metrics.metrics:
+            methods.append((metric, "result", self._result))
+            if type(metric) is self._keras.metrics.Sum:
+                methods.append((metric, "update_state", self._update_state))
+            elif not is_of_keras(type(metric)):
+                methods.append((metric, "update_state", self._update_own_state))
         with optimizers_apply_by(self._keras, self._apply), methods_replaced(methods):
             yield
 
@@ -95,12 +101,43 @@ class ReplacedMethods:
             del self._here.replica
 
     def _result(self, original: Callable[[], Any], metric: Any) -> Any:
-        """Return the result of a metric, and note that it is one."""
-        result = original()
+        """Return the result of a metric, and note that it is one.
+
+        If the step computes with it, it is that of all replicas' examples, as one process would have it.
+        """
         replica = getattr(self._here, "replica", None)
-        if replica is not None:
-            replica.results += [(value, metric, index) for index, value in enumerate(tf.nest.flatten(result))]
+        if replica is None or replica.is_in_metric:
+            return original()
+        state: list[tuple[Any, tf.Tensor]] | None = None
+        is_in_graph = replica.is_in_its_graph()
+        if id(metric) in self.reads_of_results and is_in_graph and replica.uses is None:
+            counted = self._metrics.counted(replica.scope)
+            with replica.updating():
+                state = self._metrics.so_far(metric, counted, replica.totals, replica.size)
+        with replica.within_metric(), contextlib.ExitStack() as stack:
+            if state is not None:
+                stack.enter_context(self._keras.StatelessScope(state))
+            result = tf.nest.map_structure(value_of, original())
+        is_unknown = replica.uses is not None and is_in_graph and not tf.executing_eagerly()
+
+        def as_new(value: Any) -> Any:
+            """Return a tensor that nothing else uses, so that its graph shows whether the step does."""
+            if not tf.is_tensor(value):
+                return value
+            if is_unknown:  # what is computed of it does not depend on the counts of this replica
+                value = tf.compat.v1.placeholder(value.dtype, value.shape)
+            return tf.identity(value) if state is None and not is_unknown else marked_as_same(value)
+
+        result = tf.nest.map_structure(as_new, result)
+        replica.results += [(value, metric, index) for index, value in enumerate(tf.nest.flatten(result))]
         return result
+
+    def _update_own_state(self, original: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> Any:
+        """Update a metric of the user's own, which reads its results as it has counted them itself."""
+        del metric
+        replica = getattr(self._here, "replica", None)
+        with contextlib.nullcontext() if replica is None else replica.within_metric():
+            return original(*args, **kwargs)
 
     def _update_state(
         self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None

@@ -1,7 +1,7 @@
 """Keep the state of one replica while TensorFlow traces a custom step of a model."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -42,7 +42,9 @@ class ReplicaTrace:
         seed: The seed of the graph, which differs between replicas.
         seeds: The states of the random generators that the step began with.
         scales: The factor of each optimizer that scales losses, by the optimizer's id.
+        totals: The totals of the metrics before the batch.
         results: The values that metrics have returned, each with its metric and its place in the result.
+        is_in_metric: Whether a metric is called, whose own calls of other metrics are not the step's.
         uses: The uses of optimizers, if the step is only traced to find them.
         means: The losses of Keras, which are scaled so that they are means over the examples, by their ids.
         gradients: The gradients that the step reads or changes, of the whole batch; if the step is only
@@ -62,7 +64,9 @@ class ReplicaTrace:
     seed: GraphSeed
     seeds: list[tuple[Any, tf.Tensor]]
     scales: dict[int, tf.Tensor] = field(default_factory=dict)
+    totals: Sequence[tf.Tensor] = ()
     results: list[tuple[Any, Any, int]] = field(default_factory=list)
+    is_in_metric: bool = False
     uses: list[OptimizerUse] | None = None
     means: dict[int, Any] = field(default_factory=dict)
     gradients: list[Any] = field(default_factory=list)
@@ -75,6 +79,15 @@ class ReplicaTrace:
     def is_in_its_graph(self) -> bool:
         """Return whether the step is at its top level, where replicas can exchange values."""
         return current_graph() is self.graph
+
+    @contextlib.contextmanager
+    def within_metric(self) -> Iterator[None]:
+        """Count all calls of metrics within the block as calls by a metric."""
+        before, self.is_in_metric = self.is_in_metric, True
+        try:
+            yield
+        finally:
+            self.is_in_metric = before
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
