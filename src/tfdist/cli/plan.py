@@ -26,11 +26,7 @@ def main(
     """Print the plan of the cluster in a config file, or of one of its tasks."""
     settings = read_config(config)
     cluster = settings.find_cluster(task=task)
-    tasks = (
-        cluster.tasks()
-        if task is None
-        else tuple(member for member in cluster.tasks() if member == cluster.task)
-    )
+    tasks = cluster.tasks() if cluster.task is None or task is None else (cluster.task,)
     if format == "export":
         print(_export(cluster, settings))
     elif format == "json":
@@ -52,7 +48,7 @@ def _export(cluster: ClusterConfig, settings: Settings) -> str:
 def _entry(cluster: ClusterConfig, task: Task, settings: Settings) -> dict[str, Any]:
     return {
         "task": str(task),
-        "address": cluster.address(task),
+        "address": cluster.address(task) if cluster.size(task.type) else None,
         "command": settings.command(None if cluster.is_on_ports_of_ours else task),
         "tf_config": cluster.tf_config(*task),
     }

@@ -181,6 +181,10 @@ class ClusterConfig:
             raise ConfigError(self.source.at(type_), "has no address in this cluster")
         return self._role(type_)[index]
 
+    def with_address(self, task: Task) -> str:
+        """Return the name of a task, with its address if it has one: an evaluator may have none."""
+        return f"{task} at {self.address(task)}" if self.size(task.type) else str(task)
+
     @property
     def is_chief(self) -> bool:
         """Return whether this process writes checkpoints, summaries and exports.

@@ -90,8 +90,7 @@ class StallWatch:
             return cls("this process", "this process", timeout, at_stall=at_stall)
         mirrored = () if cluster.ps else cluster.training().tasks()
         has_peers = task in mirrored and len(mirrored) > 1
-        where = f"{task} at {cluster.address(task)}"
-        return cls(str(task), where, timeout, has_peers=has_peers, at_stall=at_stall)
+        return cls(str(task), cluster.with_address(task), timeout, has_peers=has_peers, at_stall=at_stall)
 
     def __enter__(self: _Self) -> _Self:
         global _watch

@@ -39,7 +39,7 @@ class Awaiting:
 
     def report(self, missing: Mapping[Task, str]) -> None:
         """Log which tasks are missing and why, or raise TaskLost after the timeout."""
-        names = [f"{task} at {self._cluster.address(task)}: {why}" for task, why in missing.items()]
+        names = [f"{self._cluster.with_address(task)}: {why}" for task, why in missing.items()]
         listed = "; ".join(names[:_MAX_NAMED])
         if len(names) > _MAX_NAMED:
             listed += f"; and {len(names) - _MAX_NAMED} more"

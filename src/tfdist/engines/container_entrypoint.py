@@ -86,7 +86,8 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
             print(f"tfdist: this container is {cluster.task}", flush=True)
         shared = environ.get(SAVED_STEP_FILE)
         mark = Path(shared).with_name(_CHIEF_ENDED) if shared else None
-        if cluster.is_chief:
+        leads = cluster.is_chief and not cluster.is_evaluator
+        if leads:
             saved = Path(environ.setdefault(SAVED_STEP_FILE, str(Path(folder, SAVED_STEP))))
             environ.setdefault(PROGRESS_FILE, str(saved.with_name("progress.json")))
             with storage_errors(saved.parent):
@@ -95,7 +96,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
                     mark.unlink(missing_ok=True)
         served = mark if cluster.serves else None
         status, end = _RestartedCommand(words, environ, served).run(int(environ.get(RESTARTS, 0)))
-        if mark and cluster.is_chief and status == 0:
+        if mark and leads and status == 0:
             with contextlib.suppress(OSError):  # the others then wait, and end all the same
                 mark.touch()
     failure = failure_file(environ)

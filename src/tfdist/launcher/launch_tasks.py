@@ -242,7 +242,7 @@ def _check_hosts(cluster: ClusterConfig) -> None:
             raise ConfigError(
                 "launch",
                 expected="a cluster on this machine (127.0.0.1)",
-                received=f"{task} at {cluster.address(task)}",
+                received=cluster.with_address(task),
                 remedy="Start each task on its own machine",
             )
 

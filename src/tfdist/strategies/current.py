@@ -39,4 +39,5 @@ def is_chief() -> bool:
     This function does not load TensorFlow. Before a strategy is made, it reads the cluster from the
     environment.
     """
-    return (ClusterConfig.from_environment() if _cluster is None else _cluster).is_chief
+    cluster = ClusterConfig.from_environment() if _cluster is None else _cluster
+    return cluster.is_chief and not cluster.is_evaluator

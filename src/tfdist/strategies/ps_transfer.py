@@ -88,9 +88,7 @@ class PsTransfer:
             asked = tasks[begin : begin + _ASKED_AT_ONCE]
             outcomes = call_each(lambda task: _outcome(question, task), asked, _SECONDS_TO_ANSWER)
             if silent := [task for task in asked if task not in outcomes]:
-                names = " and ".join(
-                    f"{task} at {self._cluster.address(task)}" for task in silent[:_MOST_NAMED]
-                )
+                names = " and ".join(map(self._cluster.with_address, silent[:_MOST_NAMED]))
                 more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
                 problem = f"waited {_SECONDS_TO_ANSWER:g} s for an answer of {names}{more}"
                 raise TaskLost("the TCP transport", problem, remedy="Its own log may say why; start it again")

@@ -210,8 +210,9 @@ def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings)
         ]
         lines += ["", f"    {settings.command()}"]
     for task in tasks:
-        host, port = split_address(cluster.address(task))
-        lines += ["", f"{task} on {host}, port {port}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
+        host, port = split_address(cluster.address(task)) if cluster.size(task.type) else ("any host", None)
+        on = host if port is None else f"{host}, port {port}"
+        lines += ["", f"{task} on {on}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
         if not cluster.is_on_ports_of_ours:
             lines.append(f"    {settings.command(task)}")
     return "\n".join(lines)

@@ -121,4 +121,4 @@ class Elastic:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
     def _named(self, tasks: Iterable[Task]) -> str:
-        return " and ".join(f"{task} at {self._whole.address(task)}" for task in tasks)
+        return " and ".join(map(self._whole.with_address, tasks))

@@ -50,6 +50,6 @@ def prepare_data_on_workers(cluster: ClusterConfig, data: Data) -> None:
     workers = [task for task in cluster.tasks() if task.type == "worker"]
     for task, reason in call_each(prepare, workers, _SECONDS_TO_PREPARE).items():
         if reason:
-            problem = f"is missing on {task} at {cluster.address(task)}: {reason}"
+            problem = f"is missing on {cluster.with_address(task)}: {reason}"
             remedy = "Set TFDIST_CACHE_DIR to the same path on all machines, or to a folder that they share"
             raise DataError(path, problem, remedy=remedy)

@@ -109,10 +109,10 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report |
         check_address(folder)  # before the other tasks wait for this one
     with handling_stop_signals() as notice:
         if cluster.is_evaluator:
-            with (
-                StallWatch.of(cluster, config.watch.stall_timeout),
-                answering_health_checks(cluster.address(("evaluator", 0))),
-            ):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(StallWatch.of(cluster, config.watch.stall_timeout))
+                if cluster.evaluator:  # it may have no address, as in a TFJob of Kubeflow
+                    stack.enter_context(answering_health_checks(cluster.address(("evaluator", 0))))
                 evaluate_checkpoints(config, cluster, folder)
             return None
         elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)

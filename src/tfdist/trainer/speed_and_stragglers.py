@@ -70,7 +70,7 @@ class Throughput:
             taken = milliseconds_of_tasks(self._cluster, self._table)
             self._stragglers.judge(
                 {
-                    f"{task} at {self._cluster.address(task)}": taken[str(task)]
+                    self._cluster.with_address(task): taken[str(task)]
                     for task in self._tasks
                     if str(task) in taken
                 }

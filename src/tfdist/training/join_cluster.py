@@ -71,6 +71,7 @@ def start(
     Raises:
         ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
         TaskLost: A task did not start in time.
+            An evaluator has no part in a script: it would train a second model.
         SystemExit: This task has served the chief, which has ended.
     """
     timeouts = {"heartbeat_timeout": heartbeat_timeout, "stall_timeout": stall_timeout}
@@ -90,6 +91,10 @@ def start(
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:
         cluster = _cluster_beside(cluster, workers, ps)
+    if cluster.is_evaluator:
+        problem = "is the evaluator, which has no part in a script: it would train a model of its own"
+        remedy = "Leave it out of the cluster, or train with a config, whose checkpoints it evaluates"
+        raise ConfigError("start", f"this process {problem}", remedy=remedy)
     if cluster.serves:
         own = {name: options[name] for name in _OF_SERVERS if options.get(name) is not None}
         serve(cluster, heartbeat_timeout=heartbeat_timeout, **own)

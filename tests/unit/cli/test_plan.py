@@ -136,3 +136,12 @@ def test_the_schema_is_that_of_the_config():
     schema = json.loads(tfdist("schema").stdout)
     assert set(schema["$defs"]["Config"]["properties"]) >= {"cluster", "strategy"}
     assert schema["$defs"]["Config"]["additionalProperties"] is False
+
+
+def test_an_evaluator_without_an_address_has_a_plan(config):
+    words = "--config", config, "--task", "evaluator"
+    text = plan(*words).stdout
+    assert "evaluator:0 on any host" in text
+    assert "--task evaluator:0" in text
+    (entry,) = json.loads(plan(*words, "--format=json").stdout)
+    assert (entry["task"], entry["address"]) == ("evaluator:0", None)

@@ -297,3 +297,9 @@ def test_a_stuck_process_ends_even_if_it_cannot_say_why():
 def test_a_process_that_makes_progress_goes_on():
     ended = run("works")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "went on\n", "")
+
+
+def test_an_evaluator_without_an_address_is_watched_too():
+    environ = {"TF_CONFIG": '{"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'}
+    cluster = ClusterConfig.from_environment(environ=environ)  # as Kubeflow's TFJob has it
+    assert StallWatch.of(cluster, "off")._where == "evaluator:0"

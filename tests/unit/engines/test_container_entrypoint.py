@@ -256,3 +256,13 @@ def test_a_checkpoint_that_cannot_be_read_now_renews_nothing(tmp_path):
     path.rmdir()
     path.write_text("6\n")
     assert task._saved("5") == "6\n"
+
+
+def test_an_evaluator_neither_marks_the_end_nor_takes_the_chiefs_mark_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    mark = tmp_path / "chief_ended"
+    assert main([sys.executable, "-c", ""], a_task(tmp_path, "evaluator")) == 0
+    assert not mark.exists()
+    mark.touch()
+    main([sys.executable, "-c", ""], a_task(tmp_path, "evaluator"))
+    assert mark.exists()

@@ -70,7 +70,7 @@ class Lead:
         self._start = [str(task) for task in members]
         if not self._all_answer(members):
             lost_tasks = [task for task in members if task in self._missing]
-            names = " and ".join(f"{task} at {self._cluster.address(task)}" for task in lost_tasks)
+            names = " and ".join(map(self._cluster.with_address, lost_tasks))
             problem = f"lost {names or 'a task'} just before all were to begin"
             raise TaskLost("make_strategy", problem, remedy="Start the cluster again")
         return members

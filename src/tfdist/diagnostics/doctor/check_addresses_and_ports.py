@@ -60,7 +60,7 @@ def describe(cluster: ClusterConfig) -> Finding:
     if cluster.task is None:
         remedy = "Add --task, such as --task worker:0, to check this host's own address and port"
         return _find.warning("tasks", f"{found}; nothing says which of them this host runs", remedy)
-    return _find.ok("tasks", f"{found}; this is {cluster.task} at {cluster.address(cluster.task)}")
+    return _find.ok("tasks", f"{found}; this is {cluster.with_address(cluster.task)}")
 
 
 def check_addresses(cluster: ClusterConfig) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def check_addresses(cluster: ClusterConfig) -> Iterator[Finding]:
     hosts = {task: split_address(cluster.address(task))[0] for task in cluster.tasks()}
     names = look_up(hosts.values())
     yield from _unknown_names(cluster, hosts, names)
-    if cluster.task is not None:
+    if cluster.task in hosts:
         others = [names[host] for task, host in hosts.items() if task != cluster.task]
         own = names[hosts[cluster.task]]
         if own.addresses:

@@ -70,7 +70,7 @@ def memory_finding(
     if not cluster.is_on_ports_of_ours and cluster.task is not None:
         tasks = [task for task in tasks if task.task == str(cluster.task)]
     each = ", ".join(f"{task.task} {_mb(task.total)}" for task in one_of_each(tasks))
-    shared = sizes.libraries + max(task.data for task in tasks)
+    shared = sizes.libraries + max((task.data for task in tasks), default=0)
     total = sum(task.total for task in tasks) + shared
     found = f"{each}; {_mb(shared)} for libraries and data, which tasks of one machine share"
     if available is None or total <= available:
