@@ -12,6 +12,8 @@ _ENDS = (
 )
 _NAME = re.compile(rf"-+(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(?P<name>-*(?:[\w.=-]*[._=-])?{_ENDS}=).+", re.IGNORECASE | re.DOTALL)
+# Within a longer word, as in `--sbatch export=ALL,HF_TOKEN=…` or `bash -c 'export TOKEN=…; …'`.
+_WITHIN = re.compile(rf"(?P<name>(?<![\w.-])(?:[\w.-]*[._-])?{_ENDS}=)[^\s,;&'\"]+", re.IGNORECASE)
 _USER = re.compile(r"(?P<scheme>\w://)[^/@\s]+@")  # of an address, with a password or as one
 _KEY = re.compile(rf"(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
 _PARAMETER = re.compile(
@@ -59,4 +61,4 @@ def values_without_secrets(value: Any, name: str = "") -> Any:
 
 def _of_text(text: str) -> str:
     text = _PARAMETER.sub(rf"\g<name>{_HIDDEN}", _USER.sub(rf"\g<scheme>{_HIDDEN}@", text))
-    return _ENTRY.sub(rf"\g<name>{_HIDDEN}", text)
+    return _ENTRY.sub(rf"\g<name>{_HIDDEN}", _WITHIN.sub(rf"\g<name>{_HIDDEN}", text))

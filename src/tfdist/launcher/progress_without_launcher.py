@@ -33,7 +33,7 @@ def showing_progress(stream: TextIO | None = None, *, json: bool = False, place:
     """
     stream = stream or sys.stdout
     if json:
-        with listening(lambda event: print(msgspec.json.encode(event).decode(), file=stream, flush=True)):
+        with listening(_JsonLines(stream).handle):
             yield
         return
     if not stream.isatty() or not moves_its_cursor():
@@ -51,6 +51,21 @@ def showing_progress(stream: TextIO | None = None, *, json: bool = False, place:
         for handler in handlers:
             handler.removeFilter(bar.clear)
         bar.clear()
+
+
+class _JsonLines:
+    """Each event as a line of JSON, until the reader has gone or the disk is full: the training continues."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+
+    def handle(self, event: AnyEvent) -> None:
+        """Print an event."""
+        try:
+            if self._stream is not None:
+                print(msgspec.json.encode(event).decode(), file=self._stream, flush=True)
+        except OSError:
+            self._stream = None
 
 
 class _Bar:

@@ -31,6 +31,7 @@ class EventFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._began = time.monotonic()
         self._recorded_at: dict[type, float] = {}
+        self._lead = b""  # a newline after a line of which the disk took a part
         self._lock = threading.Lock()
 
     def add(self, event: AnyEvent) -> None:
@@ -38,7 +39,9 @@ class EventFile:
         # A full disk ends the training where it saves, with a message; here it only costs the event.
         with self._lock, contextlib.suppress(OSError):
             if not self._is_too_early(event):
-                os.write(self._fd, msgspec.json.encode(event) + b"\n")
+                line = self._lead + msgspec.json.encode(event) + b"\n"
+                if written := os.write(self._fd, line):
+                    self._lead = b"" if written == len(line) else b"\n"
 
     def close(self) -> None:
         """Close the file."""
@@ -89,7 +92,8 @@ class _WarningsToEvents(logging.Handler):
     """Record what is logged, and print it as Python does where no other handler is set up."""
 
     def emit(self, record_: logging.LogRecord) -> None:
-        record(Warned(text=record_.getMessage()))
+        text = record_.getMessage().encode("utf-8", "backslashreplace").decode()  # a path may be no UTF-8
+        record(Warned(text=text))
         others = {*logging.getLogger("tfdist").handlers, *logging.getLogger().handlers} - {self}
         if not others and logging.lastResort is not None:
             logging.lastResort.handle(record_)
@@ -116,10 +120,10 @@ def record(event: AnyEvent) -> None:
     Progress goes to the launcher, the engine or Kubeflow; other events to the launcher alone.
     """
     stamped(event)
-    for listener in _listeners:
-        listener(event)
     if (file := _file or _file_of_script) is not None:
         file.add(event)
+    for listener in _listeners:
+        listener(event)
     if isinstance(event, Progressed):
         send_reports.send_progress(event)
     else:

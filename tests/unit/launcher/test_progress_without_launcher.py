@@ -115,3 +115,14 @@ def test_json_is_every_event_a_line():
         "phase_begun",
         "progressed",
     ]
+
+
+def test_json_ends_with_its_reader_and_not_the_training():
+    ends = os.pipe()
+    stream = os.fdopen(ends[1], "w")
+    os.close(ends[0])
+    with showing_progress(stream, json=True):
+        record(PhaseBegun(phase="training"))
+        record(PhaseBegun(phase="evaluating"))
+    with pytest.raises(BrokenPipeError):
+        stream.close()

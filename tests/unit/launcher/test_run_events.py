@@ -1,5 +1,6 @@
 """Events of a run: written whole and in order, read back as they were, and described in the docs."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -11,9 +12,10 @@ import pytest
 
 from tfdist.launcher import record_events, run_events, send_reports
 from tfdist.launcher.hide_secrets import without_secrets
-from tfdist.launcher.record_events import EventFile, events_to_file, record
+from tfdist.launcher.record_events import EventFile, events_to_file, listening, record
 from tfdist.launcher.report_messages import JoinedPieces, read_line, read_reports
 from tfdist.launcher.run_events import (
+    FILE,
     EpochEnded,
     Evaluated,
     PhaseBegun,
@@ -190,3 +192,41 @@ def test_a_secret_in_a_header_or_a_mapping_is_hidden(word, shown):
 
 def test_a_secret_of_several_lines_is_hidden_whole():
     assert without_secrets(["--private_key=a\nb\n"]) == ["--private_key=***"]
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("export=ALL,HF_TOKEN=abc,TF_CPP_MIN_LOG_LEVEL=2", "export=ALL,HF_TOKEN=***,TF_CPP_MIN_LOG_LEVEL=2"),
+        ("export API_KEY=abc; python x.py --seed=1", "export API_KEY=***; python x.py --seed=1"),
+        ("a=1 tokens=5 monkey=2", "a=1 tokens=5 monkey=2"),
+    ],
+)
+def test_a_secret_within_a_longer_word_is_hidden(word, shown):
+    assert without_secrets([word]) == [shown]
+
+
+def test_a_listener_that_fails_costs_no_event(tmp_path):
+    def fails(_):
+        raise RuntimeError("gone")
+
+    with events_to_file(tmp_path / FILE), listening(fails), pytest.raises(RuntimeError, match="gone"):
+        record(PhaseBegun(phase="training"))
+    assert [type(event) for event in read_events(tmp_path / FILE)] == [PhaseBegun]
+
+
+def test_a_line_of_which_the_disk_takes_a_part_costs_no_other(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+    with contextlib.closing(EventFile(tmp_path / FILE)) as file:
+        file.add(PhaseBegun(phase="training"))
+        monkeypatch.setattr(os, "write", write)
+        file.add(PhaseBegun(phase="evaluating"))
+        file.add(PhaseBegun(phase="exporting"))
+    assert [event.phase for event in read_events(tmp_path / FILE)] == ["evaluating", "exporting"]
+
+
+def test_a_warning_that_names_a_path_of_other_bytes_is_recorded(tmp_path):
+    with events_to_file(tmp_path / FILE):
+        logging.getLogger("tfdist").warning("no folder %s", os.fsdecode(b"a\xff"))
+    assert [event.text for event in read_events(tmp_path / FILE)] == ["no folder a\\udcff"]
