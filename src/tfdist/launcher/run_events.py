@@ -167,10 +167,15 @@ class EpochEnded(_Event):
 
 
 class CheckpointSaved(_Event):
-    """A checkpoint of a step was written in some seconds."""
+    """A checkpoint of a step was written in some seconds, for some of which the training waited."""
 
     step: int
     seconds: float
+    waited: float | None = None  # as long as it took, in the events of earlier versions
+
+    def pause(self) -> float:
+        """Return for how many seconds the training waited."""
+        return self.seconds if self.waited is None else self.waited
 
 
 class Warned(_Event):

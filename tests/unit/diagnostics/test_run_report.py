@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -497,3 +498,27 @@ def test_whatever_the_events_there_is_a_page(tmp_path_factory, events):
     assert Page(html).headings
     assert not re.search(r'="[^"]*\b(nan|inf)\b', html)
     assert json.loads((folder / FILE).read_text().splitlines()[0])
+
+
+def test_training_does_not_wait_for_a_checkpoint_in_the_background(tmp_path):
+    events = [
+        started(""),
+        PhaseBegun(phase="training"),
+        Progressed(step=0, steps=40),
+        CheckpointSaved(step=10, seconds=8.0, waited=0.5),
+        RunEnded(seconds=10.0, problem=""),
+    ]
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + 10.0 * second
+    phases = phase_seconds(read_run(write_run(tmp_path / "run", events)))
+    assert phases["saving checkpoints"] == 0.5
+
+
+def test_the_time_in_which_a_killed_process_alone_was_gone_does_not_count(tmp_path):
+    start = [Configured(config={}), started(""), PhaseBegun(phase="training"), Progressed(step=10, steps=40)]
+    events = [*start, *map(msgspec.structs.replace, start), RunEnded(seconds=5.0, problem="")]
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + second + (36_000.0 if second > 3 else 0.0)
+    facts = read_run(write_run(tmp_path / "run", events))
+    assert facts.seconds == 7
+    assert phase_seconds(facts)["training"] == pytest.approx(3.0, abs=1.0)

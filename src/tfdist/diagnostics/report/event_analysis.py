@@ -24,8 +24,8 @@ def phase_seconds(facts: RunFacts) -> dict[str, float]:
         passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
         seconds[phase] = seconds.get(phase, 0.0) + passed
         phase = _phase_after(event, phase)
-        if isinstance(event, run_events.CheckpointSaved):  # the training waits meanwhile
-            saved = min(event.seconds, seconds.get("training", 0.0))
+        if isinstance(event, run_events.CheckpointSaved):
+            saved = min(event.pause(), seconds.get("training", 0.0))
             seconds["training"] = seconds.get("training", 0.0) - saved
             seconds["saving checkpoints"] = seconds.get("saving checkpoints", 0.0) + saved
     return {name: taken for name, taken in seconds.items() if taken > _LEAST_PHASE}
@@ -34,6 +34,8 @@ def phase_seconds(facts: RunFacts) -> dict[str, float]:
 def _phase_after(event: run_events.AnyEvent, phase: str) -> str:
     match event:
         case run_events.LaunchStarted():
+            return _STARTING
+        case run_events.Configured() if phase != "connecting":  # a process alone has started again
             return _STARTING
         case run_events.PhaseBegun():
             return event.phase
@@ -179,7 +181,7 @@ def _training_seconds(facts: RunFacts) -> Iterator[float]:
     phase = ""
     for index, event in enumerate(facts.events):
         passed = facts.times[index] - (facts.times[index - 1] if index else 0.0)
-        saving = event.seconds if isinstance(event, run_events.CheckpointSaved) else 0.0
+        saving = event.pause() if isinstance(event, run_events.CheckpointSaved) else 0.0
         yield max(0.0, passed - saving) if phase == "training" else 0.0
         phase = _phase_after(event, phase)
 

@@ -211,10 +211,12 @@ def _running_seconds(events: Sequence[AnyEvent]) -> list[float]:
     The clocks of several machines may differ: time never goes back.
     """
     seconds, total = [], 0.0
+    is_launched = any(isinstance(event, LaunchStarted) for event in events)
     before: AnyEvent | None = None
     for event in events:
         passed = 0.0 if before is None else max(0.0, event.time - before.time)
-        is_start = isinstance(event, LaunchStarted)
+        # A process alone that was killed says nothing at its end.
+        is_start = isinstance(event, LaunchStarted if is_launched else Configured)
         is_start |= isinstance(before, RunEnded | LaunchEnded) and passed > _LONGEST_PAUSE
         total += 0.0 if is_start or passed > _LONGEST_SILENCE else passed
         seconds.append(total)

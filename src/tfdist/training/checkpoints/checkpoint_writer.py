@@ -53,8 +53,11 @@ class CheckpointWriter:
         began, kept = time.monotonic(), checkpoint.snapshot(values)
 
         def write() -> None:
+            begun = time.monotonic()
             checkpoint.save(folder, step, kept, facts, files)
-            record(CheckpointSaved(step=step, seconds=time.monotonic() - began))
+            ended = time.monotonic()
+            waited = (ended if self._thread is None else begun) - began
+            record(CheckpointSaved(step=step, seconds=ended - began, waited=waited))
             write_saved_step(step)
             checkpoint.prune(folder, keep, [*also, step])  # newer ones may be damaged
             then()
