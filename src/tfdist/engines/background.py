@@ -99,7 +99,7 @@ def submit(
             (run_dir / _COPY).symlink_to(RunFolder.at(submission.url).root)
         path = run_dir / "job.sh"
         # It may contain a config that only this user may read.
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="utf-8") as file:
             file.write(script)
         (run_dir / "logs").mkdir()
         with (run_dir / _log(has_launcher)).open("ab") as output:
@@ -143,7 +143,7 @@ class BackgroundEngine:
         """Send SIGTERM to the launcher, which passes it on to all tasks; the second time, kill them."""
         pid = _pid(submission)
         if pid is None:
-            return
+            raise ConfigError(str(submission.handle), "has ended already")
         with storage_errors(submission.run_dir):
             _cancelled(submission).touch()
         with contextlib.suppress(ProcessLookupError):  # it has just ended

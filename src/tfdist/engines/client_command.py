@@ -41,7 +41,7 @@ def run_client(
             env=environ,
             input=text,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="backslashreplace",  # tasks may print any bytes
             timeout=timeout,
             check=False,

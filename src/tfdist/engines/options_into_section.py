@@ -62,6 +62,16 @@ def by_role(
     return common, own
 
 
+def merged(value: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping with more keys; mappings in both are merged, and other values replaced."""
+    result = dict(value)
+    for key, new in more.items():
+        before = result.get(key)
+        is_section = isinstance(before, Mapping) and isinstance(new, Mapping)
+        result[key] = merged(before, new) if is_section else new  # type: ignore[arg-type]
+    return result
+
+
 def check_roles(named: Collection[str], roles: Collection[str], where: str) -> None:
     """Raise ConfigError if a section has a value for a role that the job lacks."""
     for role in named:

@@ -93,7 +93,8 @@ def test_a_job_is_cancelled_and_its_tasks_may_save_their_work():
     assert told == f"{submission.handle} is told to end; tfdist status says when it has"
     assert until(State.CANCELLED, submission) == "exit status 138"
     assert (submission.run_dir / "logs" / "worker-1.log").read_text().endswith("saved\n")
-    tfdist("cancel", str(submission.handle))  # there is nothing to end
+    again = commands.tfdist("cancel", str(submission.handle), seconds=SECONDS)
+    assert (again.returncode, again.stderr) == (2, f"tfdist: {submission.handle}: has ended already\n")
 
 
 def test_a_job_that_is_continued_runs_again():

@@ -60,6 +60,12 @@ def of_role(value: Value | Mapping[str, Value], role: str, name: str, default: V
     return chosen
 
 
+def check_roles_of_tensorflow(job: Job) -> None:
+    """Raise ConfigError for tasks of named jobs, which the services do not know."""
+    if others := sorted({*job.counts} - {*ROLES}):
+        raise ConfigError("cluster.jobs", expected=f"only {', '.join(ROLES)}", received=others[0])
+
+
 def task_command(job: Job, name: str, changes: Sequence[str] = ()) -> list[str]:
     """Return the command of every task, with the word {config} in place of the config file.
 
@@ -87,16 +93,6 @@ def new_name(job: Job) -> str:
 def new_secret() -> str:
     """Return a new secret for the tasks of a cluster."""
     return secrets.token_hex(32)
-
-
-def merged(request: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request with more fields; mappings in both are merged, and other values replaced."""
-    result = dict(request)
-    for key, value in more.items():
-        before = result.get(key)
-        is_section = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(before, value) if is_section else value  # type: ignore[arg-type]
-    return result
 
 
 def load_client(module: str, extra: str) -> Any:

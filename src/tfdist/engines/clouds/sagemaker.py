@@ -13,8 +13,8 @@ from typing import Any
 
 from tfdist.cluster.roles_and_sizes import SIZES
 from tfdist.engines.clouds.request_parts import (
+    check_roles_of_tensorflow,
     load_client,
-    merged,
     new_name,
     new_secret,
     of_role,
@@ -25,6 +25,7 @@ from tfdist.engines.clouds.request_parts import (
 from tfdist.engines.container_entrypoint import RESTARTS, config_variables
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.options_into_section import merged
 from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.launcher.send_reports import LOG_PROGRESS
@@ -139,6 +140,7 @@ class SageMaker:
 
 def _request(job: Job, section: SageMakerSection, name: str) -> dict[str, Any]:
     """Return the arguments of CreateTrainingJob."""
+    check_roles_of_tensorflow(job)
     if job.counts.get("evaluator"):
         problem = (
             "an evaluator reads the chief's checkpoints on a disk that both see; SageMaker's tasks have none"
@@ -200,6 +202,7 @@ def _resources(job: Job, section: SageMakerSection) -> dict[str, Any]:
 def _variables(job: Job, section: SageMakerSection) -> dict[str, str]:
     secret = {"TFDIST_SECRET_FILE": f"/opt/ml/input/data/{_CHANNEL}/secret"} if section.secret else {}
     return {
+        **job.thread_variables,
         SIZES: job.roles,
         RESTARTS: str(section.restarts),
         LOG_PROGRESS: "1",
@@ -234,7 +237,15 @@ def _channels(job: Job, section: SageMakerSection, place: str) -> list[dict[str,
 def _check_limits(request: Mapping[str, Any]) -> None:
     """Check the limits of the service that its client does not check."""
     algorithm, variables = request["AlgorithmSpecification"], request["Environment"]
-    words = algorithm["ContainerArguments"]
+    words = algorithm.get("ContainerArguments", []) if isinstance(algorithm, dict) else algorithm
+    parts = {
+        "AlgorithmSpecification.ContainerArguments": (words, list, "a list of texts"),
+        "Environment": (variables, dict, "a mapping of names to texts"),
+    }
+    for name, (part, kind, expected) in parts.items():
+        values = part.values() if isinstance(part, dict) else part
+        if not isinstance(part, kind) or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"engine.sagemaker.request.{name}", expected=expected, received=shown(part))
     for word in words:
         if len(word) > _MOST_CHARACTERS:
             expected = f"at most {_MOST_CHARACTERS} characters in a word of the command"

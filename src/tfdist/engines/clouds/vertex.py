@@ -16,8 +16,8 @@ from typing import Any
 from tfdist.cluster.config import Task
 from tfdist.cluster.roles_and_sizes import ROLES, SIZES
 from tfdist.engines.clouds.request_parts import (
+    check_roles_of_tensorflow,
     load_client,
-    merged,
     new_name,
     new_secret,
     of_role,
@@ -28,6 +28,7 @@ from tfdist.engines.clouds.request_parts import (
 from tfdist.engines.container_entrypoint import config_variables
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
+from tfdist.engines.options_into_section import merged
 from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError, first_line, one_line
 from tfdist.launcher.send_reports import LOG_PROGRESS
@@ -189,10 +190,12 @@ def _entries_of(submission: Submission, tasks: Sequence[str]) -> tuple[dict[str,
 
 def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dict[str, Any]]:
     """Return the worker pools: chief, workers, ps, evaluator; an empty one for a role without tasks."""
+    check_roles_of_tensorflow(job)
     counts = _with_chief(job.counts)
     changes = [] if counts == job.counts else [f"cluster={json.dumps(counts)}"]
     of_config = config_variables(job)
     variables = {
+        **job.thread_variables,
         SIZES: ",".join(f"{role}={count}" for role, count in counts.items()),
         **({"TFDIST_SECRET_FILE": f"/gcs/{output.removeprefix('gs://')}/secret"} if section.secret else {}),
         LOG_PROGRESS: "1",

@@ -20,7 +20,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job
 from tfdist.engines.logs_and_exit_status import saved_step_path
-from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, with_options
+from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, merged, with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError
 from tfdist.trainer.sections.engine import ComposeSection
@@ -135,7 +135,7 @@ def compose_file(job: Job) -> str:
         name=json.dumps(project_stem(job)),
         environment=_dumped(_environment(job), 2),
         task=_dumped({**_task(job, mounts), **common}, 2),
-        services="".join(_services(job, of_roles)),
+        services="".join(_services(job, common.get("deploy") or {}, of_roles)),
         internal=json.dumps(_is_internal(job)),
     )
     if job.config_text is not None:
@@ -194,13 +194,17 @@ def _environment(job: Job) -> dict[str, Any]:
     return {**variables, **section.environment}
 
 
-def _services(job: Job, of_roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _services(
+    job: Job, deploy: Mapping[str, Any], of_roles: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield the services; with GPUs, each has the whole of `deploy`, of which YAML merges no parts."""
     cluster = ClusterConfig.of_addresses({task: f"{service_name(task)}:{_PORT}" for task in job.tasks})
     gpus = itertools.count()
     for task in job.tasks:
         keys = dict(of_roles.get(task.type, {}))
         if count := job.section.compose.gpus.get(task.type):
-            keys["deploy"] = _gpus([str(next(gpus)) for _ in range(count)])
+            of_gpus = _gpus([str(next(gpus)) for _ in range(count)])
+            keys["deploy"] = merged(merged(deploy, keys.get("deploy") or {}), of_gpus)
         yield _SERVICE.format(name=service_name(task))
         if not job.is_single:
             yield f"      TF_CONFIG: {_quoted(_escaped(cluster.tf_config_json(*task)))}\n"
@@ -251,8 +255,10 @@ def _mount_of_data(job: Job) -> _Mount | None:
     if folder := os.environ.get("TFDS_DATA_DIR"):
         return _folder(expanded_path(Path(folder), "TFDS_DATA_DIR"))
     # With a volume for the cache, Docker may be on another machine.
+    if not _mount_of_cache(job).is_folder:
+        return None
     usual = expanded_path(Path("~/tensorflow_datasets"), "home folder")
-    return _folder(usual) if _mount_of_cache(job).is_folder and usual.is_dir() else None
+    return _folder(usual) if usual.is_dir() else None
 
 
 def _folder_or_volume(text: str, target: str, key: str) -> _Mount:

@@ -72,6 +72,10 @@ def _pins(chosen: list[str], extras: frozenset[str]) -> list[str]:
 
     A package that only the extras need may not be installed here; then pip chooses the version.
     """
+    try:
+        version("tfdist")
+    except PackageNotFoundError:
+        raise ConfigError("tfdist", "is not installed here", remedy="Type `pip install .` in it") from None
     skipped = {_name_of(package) for package in chosen}
     versions: dict[str, str] = {}
     unpinned: set[str] = set()

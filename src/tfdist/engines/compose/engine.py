@@ -35,7 +35,7 @@ from tfdist.errors import ConfigError, TfdistError
 _SECONDS_TO_PULL = 3600.0
 _OLDEST = (2, 24)  # the first Compose with configs in the file itself, and their mode
 _SECONDS_BETWEEN_READS = 2.0
-_LINE = re.compile(r"(?P<service>\S+)-1 +\| (?P<at>\S+Z) ?(?P<text>.*)")  # of `docker compose logs`
+_LINE = re.compile(r"(?P<service>\S+)-1 +\| (?P<at>\S+Z) ?(?P<text>(?s:.*))")  # of `docker compose logs`
 
 
 class Compose:
@@ -145,7 +145,7 @@ def _lines(handle: Handle, services: Sequence[str], since: str) -> list[tuple[st
     Not by `docker compose logs --follow`: it does not end with containers that were started again.
     """
     words = ["logs", "--no-color", "--timestamps", *([f"--since={since}"] if since else []), *services]
-    matches = map(_LINE.fullmatch, _compose(handle, *words).splitlines())
+    matches = map(_LINE.fullmatch, _compose(handle, *words).split("\n"))
     return sorted((match["at"], match["service"], match["text"]) for match in matches if match)
 
 

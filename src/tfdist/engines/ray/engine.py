@@ -42,7 +42,7 @@ CONFIG = {config}
 try:
     with temporary_folder("tfdist-") as folder:
         config = Path(folder, {file!r})
-        config.write_text(CONFIG)
+        config.write_text(CONFIG, encoding="utf-8")
         launch(config, changes={changes!r})
 except TfdistError as error:
     sys.exit(f"tfdist: {{error}}")

@@ -53,6 +53,7 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
         "# Submit it with: sbatch FILE",
         *_directives(job, components, survives=_survives_nodes(job)),
         *section.setup,
+        *(["set +eu +o pipefail  # the lines below look at statuses themselves"] if section.setup else []),
         f"export TFDIST_ROLES={shlex.quote(job.roles)}",
         _NUMBER,
         job.shell_variables,

@@ -42,8 +42,10 @@ def main() -> int:
     reader = threading.Thread(target=_read_reports, args=[process.stderr], daemon=True)
     reader.start()
     send = _Sender(process)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGTERM, lambda *_: send(b"end\n"))
-    send(_order(plan, task, path.parent.name) + b"\n")
+    send(_order(plan, task, path.parent.name) + b"\n")  # as a whole, before any end
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     while True:
         try:
             status = process.wait(_SECONDS_BETWEEN_SIGNS)

@@ -328,3 +328,27 @@ def test_the_configs_of_the_pages_are_right(name, tmp_path):
         render, given = (vertex, VERTEX) if name == "vertex" else (sagemaker, SAGEMAKER)
         values = {field: getattr(section, field) for field in section.__struct_fields__}
         render(**{**values, **{field: values[field] or given[field] for field in given}})
+
+
+BOTH = {"vertex": VertexSection(**VERTEX), "sagemaker": SageMakerSection(**SAGEMAKER)}
+
+
+@pytest.mark.parametrize("engine", [Vertex, SageMaker])
+def test_named_jobs_are_refused_before_they_cost_anything(engine):
+    wanted = job({"chief": 1, "reader": 2}, **BOTH)
+    with pytest.raises(ConfigError, match=r"cluster\.jobs: expected only .*, received reader"):
+        engine().render(wanted, {})
+
+
+@pytest.mark.parametrize("engine", [Vertex, SageMaker])
+def test_the_threads_of_the_config_are_those_of_each_task_of_a_cloud(engine):
+    rendered = engine().render(replace(job(**BOTH), threads=3), {})
+    assert "TF_NUM_INTRAOP_THREADS" in rendered
+
+
+@pytest.mark.parametrize(
+    "request_", [{"Environment": {"A": 1}}, {"AlgorithmSpecification": "x"}, {"Environment": 5}]
+)
+def test_a_part_of_a_request_that_is_no_text_is_one_line(request_):
+    with pytest.raises(ConfigError, match=r"engine\.sagemaker\.request.*: expected a "):
+        sagemaker(request=request_)

@@ -285,3 +285,12 @@ def test_the_configs_of_the_page_are_right(tmp_path, rendered):
         (tmp_path / "x.yaml").write_text(block)
         section = read_config(tmp_path / "x.yaml").config.engine.compose
         rendered(**{name: getattr(section, name) for name in section.__struct_fields__})
+
+
+def test_gpus_are_added_to_what_a_service_deploys(rendered):
+    limits = {"resources": {"limits": {"memory": "8g"}}}
+    options = {"deploy": json.dumps(limits), "worker:deploy": '{"labels": {"a": "b"}}'}
+    deployed = rendered(gpus={"worker": 1}, options=options)["services"]["worker-0"]["deploy"]
+    assert deployed["labels"] == {"a": "b"}
+    assert deployed["resources"]["limits"] == {"memory": "8g"}
+    assert deployed["resources"]["reservations"]["devices"]

@@ -392,3 +392,9 @@ def test_the_configs_of_the_page_are_right(tmp_path):
         section = read_config(tmp_path / "x.yaml").config.engine
         assert (section.slurm != SlurmSection()) == ("slurm:" in block)
         Slurm().render(replace(job(), section=section), {})
+
+
+def test_a_setup_that_ends_shells_at_errors_ends_no_job(tmp_path):
+    script = Slurm().render(job(setup=["set -euo pipefail"]), {})
+    done = run(script, tmp_path, "exit 138", SLURM_JOB_NAME="x")
+    assert done.stdout.startswith("scontrol requeue")
