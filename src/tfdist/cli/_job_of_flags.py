@@ -79,6 +79,7 @@ def requested(
         local_path(address, "--run_dir")  # raises
     folder = absolute_path(Path("runs" if address else place), "--run_dir")
     check_utf_8("--run_dir", str(folder))
+    check_utf_8("current folder", str(absolute_path(Path(), "current folder")))
     if config is None:
         if set:
             raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")

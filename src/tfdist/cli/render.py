@@ -39,7 +39,8 @@ def main(
         text = engine.render(job, options)
         has_secret = getattr(engine, "renders_secret", False)
     if path is None:
-        sys.stdout.write(text)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())  # whatever the encoding of the terminal: programs read it
     else:
         write_output(path, text.encode(), is_private=has_secret)
 
@@ -63,6 +64,7 @@ def _dockerfile(
     run = None if config is None else read_config(config, set).config
     section = with_options(run.engine.dockerfile if run else DockerfileSection(), options_of(option))
     extras = ["tls"] if run and run.communication.encryption else []
+    extras += ["metrics"] if run and run.metrics.prometheus_port is not None else []
     return render_dockerfile(section, made_by(), extras)
 
 

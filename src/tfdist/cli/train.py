@@ -20,7 +20,15 @@ from tfdist._utils.readable_text import duration, short_path
 from tfdist._utils.user_paths import absolute_path
 from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamped_run_folder
 from tfdist.cli._end_of_run import page_written, print_results
-from tfdist.cli._flags_from_signature import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
+from tfdist.cli._flags_from_signature import (
+    Changes,
+    Flag,
+    LogFormat,
+    NeededConfig,
+    Verbosity,
+    check_utf_8,
+    run,
+)
 from tfdist.cli._quiet_start import load_tensorflow_quietly, prepare_data
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
@@ -99,6 +107,7 @@ def _main(
             claimed = stack.enter_context(claimed_run_folder(name))
             folder = find_run_folder(run_dir, claimed, os.environ)
             stack.enter_context(_command_to_continue_shown(config, set, smoke=smoke, folder=folder))
+        check_utf_8("run folder", str(folder.root))
         if dry_run:
             _check(settings, cluster, folder)
         elif cluster.is_on_ports_of_ours:

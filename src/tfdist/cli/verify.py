@@ -108,7 +108,7 @@ def _run(words: list[str]) -> None:
     if ended.problem:
         problem = ended.problem.removeprefix("tfdist: ")
         error = TfdistError("verify", f"one process could not train: {problem}")
-        error.exit_code = ended.status
+        error.exit_code = ended.status if ended.status > 0 else 128 - ended.status  # as a shell has it
         raise error
 
 

@@ -24,6 +24,7 @@ _VARIABLES = (
     "TF_USE_LEGACY_KERAS", "TF_XLA_", "TFDIST_", "TFDS_DATA_DIR", "CUDA_", "NVIDIA_VISIBLE_", "KERAS_",
     "XLA_", "OMP_", "SLURM_JOB_ID", "LD_LIBRARY_PATH",
 )  # fmt: skip
+_WHOLE_FILES = ("TFDIST_CONFIG_", "TFDIST_JOB_SCRIPT")
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy")
 _NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
 
@@ -101,9 +102,12 @@ def _gpus(driver: Path) -> str:
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     names = sorted(name for name in environ if name.startswith(_VARIABLES) or name.lower() in _PROXIES)
-    # A proxy's address may have a password in it.
+    # A proxy's address may have a password in it, and a config or a script all that a container gets.
     is_hidden = {
-        name: name == SECRET or (name.lower() in _PROXIES and "@" in environ[name]) for name in names
+        name: name == SECRET
+        or name.startswith(_WHOLE_FILES)
+        or (name.lower() in _PROXIES and "@" in environ[name])
+        for name in names
     }
     return {name: "(set)" if is_hidden[name] else environ[name] for name in names}
 

@@ -3,11 +3,11 @@
 import contextlib
 import logging
 import socket
+import socketserver
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -47,7 +47,7 @@ class _Handler(WSGIRequestHandler):
         """Do not log requests."""
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """A server with a thread for each caller, and a limited number of them."""
 
     daemon_threads = True
@@ -56,6 +56,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._callers: dict[Any, None] = {}  # connections in the order of arrival
         self._lock = threading.Lock()
         super().__init__(*arguments)
+
+    def server_bind(self) -> None:
+        """Bind the port, and do not look the name of the host up, as HTTPServer does: it may take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
 
     def get_request(self) -> Any:
         try:

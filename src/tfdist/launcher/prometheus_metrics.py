@@ -37,9 +37,9 @@ def serving_metrics(
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(serving(prometheus_client.make_wsgi_app(metrics.registry), port, address))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             remedy = "Set another one" if not is_free(port) else f"Check {section}prometheus_address"
-            problem = f"cannot listen on {address}:{port}: {error.strerror or error}"
+            problem = f"cannot listen on {address}:{port}: {getattr(error, 'strerror', None) or error}"
             raise ConfigError(f"{section}prometheus_port", problem, remedy=remedy) from None
         yield metrics
 

@@ -85,3 +85,8 @@ def test_it_loads_no_tensorflow():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert run.stdout.strip() == "False"
+
+
+def test_what_a_container_gets_as_a_variable_is_not_printed(root):
+    environ = {"TFDIST_CONFIG_0": "env: {TOKEN: hidden}", "TFDIST_JOB_SCRIPT": "export A=hidden"}
+    assert "hidden" not in str(describe_environment(environ, root))

@@ -20,7 +20,7 @@ from tfdist.diagnostics.doctor.check_run import config_digest
 from tfdist.diagnostics.doctor.check_software import Loaded
 from tfdist.diagnostics.doctor.compare_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
-from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
+from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings, failure_of
 from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import Facts, Participant
@@ -116,7 +116,8 @@ class _Gathering:
             answering = Answering(own, measure=measure)
             try:
                 stack.enter_context(answering)
-            except ConfigError:  # the port was taken since it was found free
+            except ConfigError as error:  # the port was taken since it was found free, or only_peers is wrong
+                yield failure_of(CLUSTER, "access", error)
                 yield from reach_all(cluster)
                 return
             _log.info("waiting up to %g s for `tfdist doctor` on the hosts of the other tasks", seconds)

@@ -10,8 +10,9 @@ from pathlib import Path
 from tfdist._utils.readable_text import size
 from tfdist._utils.user_paths import exists
 from tfdist._utils.write_files import default_cache_dir
-from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
+from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings, failure_of
 from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
+from tfdist.errors import ConfigError
 from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
@@ -39,7 +40,10 @@ def check_machine(
     yield _memory_files()
     yield _open_files()
     yield _disk("run folder", run_folder, "Free disk space, or name another folder by --run_dir")
-    yield _disk("cache folder", default_cache_dir(), "Free disk space, or set TFDIST_CACHE_DIR")
+    try:
+        yield _disk("cache folder", default_cache_dir(), "Free disk space, or set TFDIST_CACHE_DIR")
+    except ConfigError as error:
+        yield failure_of(MACHINE, "cache folder", error)
     yield _onednn(environ, root)
 
 
