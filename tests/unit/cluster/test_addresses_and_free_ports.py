@@ -111,4 +111,4 @@ def test_holding_ports_leaves_no_descriptor_behind():
     for _ in range(50):
         LocalPorts(3)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may have been closed meanwhile

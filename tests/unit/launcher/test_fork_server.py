@@ -23,6 +23,9 @@ BEGIN = (
     "me = f\"{task['type']}-{task['index']}\"\n"
     "with open(here / f'{me}.lives', 'a') as file:\n    file.write('life\\n')\n"
     "life = (here / f'{me}.lives').read_text().count('life')\n"
+    "def until_worker_0_lives():\n"
+    "    other = here / 'worker-0.lives'\n"
+    "    while not (other.exists() and other.read_text()): time.sleep(0.01)\n"
 )
 
 
@@ -130,7 +133,7 @@ def test_what_cannot_be_loaded_is_told_by_the_tasks(here, nothing_left):  # noqa
 
 def test_where_it_is_killed_the_tasks_are_started_one_by_one(here, nothing_left):  # noqa: F811
     code = BEGIN + (
-        "if me == 'worker-1' and life == 1:\n"
+        "if me == 'worker-1' and life == 1:\n    until_worker_0_lives()\n"
         "    os.kill(int((here / 'loaded').read_text().split()[0]), signal.SIGKILL)\n"
         "    time.sleep(0.2)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "while me == 'worker-0' and life == 1: time.sleep(1)\n"
@@ -163,7 +166,7 @@ def test_a_signal_to_every_process_of_a_job_is_no_end_of_it(here, nothing_left):
     (here / "heavy.py").write_text(LOADED)
     code = BEGIN + (
         "if life == 1: os.kill(int((here / 'loaded').read_text()), signal.SIGTERM)\n"
-        "if me == 'worker-1' and life == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if me == 'worker-1' and life == 1: until_worker_0_lives(); os.kill(os.getpid(), signal.SIGKILL)\n"
         "while me == 'worker-0' and life == 1: time.sleep(1)\n"
     )
     run(code, here, loads_once=True, restarts=1)
@@ -183,7 +186,7 @@ def test_where_it_is_stopped_the_tasks_are_started_one_by_one(here, nothing_left
 
 def test_where_it_is_stopped_later_lost_tasks_are_started_without_it(here, nothing_left):  # noqa: F811
     code = BEGIN + (
-        "if me == 'worker-1' and life == 1:\n"
+        "if me == 'worker-1' and life == 1:\n    until_worker_0_lives()\n"
         "    os.kill(int((here / 'loaded').read_text().split()[0]), signal.SIGSTOP)\n"
         "    time.sleep(0.2)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "while me == 'worker-0' and life == 1: time.sleep(1)\n"

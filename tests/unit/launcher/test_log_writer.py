@@ -66,7 +66,9 @@ def test_a_full_disk_costs_what_is_printed_meanwhile_and_nothing_else(tmp_path):
 
 def test_a_long_log_leaves_the_rest_of_the_disk_to_others(tmp_path):
     code = (
-        "fill(0.97)\nprint('x' * 99, flush=True)\ntime.sleep(0.3)\n"
+        "import fcntl, termios\nfill(0.97)\nprint('x' * 99, flush=True)\n"
+        "while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))): time.sleep(0.01)\n"  # until it has been read
+        "time.sleep(0.3)\n"
         "(here / 'checkpoint').write_bytes(b'c' * 20_000)\n(here / 'filler').unlink()\nprint('after')\n"
     )
     before = 'mkdir "$0/logs" && truncate --size 65M "$0/logs/worker-0.log"'

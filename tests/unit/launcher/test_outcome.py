@@ -54,7 +54,8 @@ def forest(run_dir, **options):
 def test_a_signal_to_the_launcher_ends_all(tmp_path, nothing_left, number):  # noqa: F811
     with forest(tmp_path, grace=0.5) as process:
         until_up(tmp_path, "tree stands")
-        assert len(alive(nothing_left)) == TREES + 3  # the launcher, its supervisor and that one's log writer
+        # The launcher, its supervisor and that one's log writer; a daemon's parent may take a moment to end.
+        until(lambda: len(alive(nothing_left)) == TREES + 3, "all have started")
         process.send_signal(number)
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number
@@ -214,8 +215,13 @@ def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_tim
 
 def test_a_failure_before_the_signal_stays_the_root_cause(tmp_path):
     code = (
-        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if '\"index\": 1}' in os.environ['TF_CONFIG']: sys.exit(3)\ntime.sleep(600)"
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        f"deaf = Path({str(tmp_path / 'deaf')!r})\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if '\"index\": 1}' in os.environ['TF_CONFIG']:\n"
+        "    while not deaf.exists(): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+        "deaf.touch(); time.sleep(600)"
     )
     with started(driver(code, tmp_path, grace=600)) as process:
         _line_with(process.stdout, b"ending worker:0")

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -142,8 +143,8 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody 
 @pytest.fixture
 def public_dir(tmp_path_factory):
     """Copy tfdist and msgspec into a directory that every user can reach, and remove it after the test."""
-    base = Path("/tmp", f"launcher-{os.getpid()}")
-    base.mkdir(mode=0o755)
+    base = Path(tempfile.mkdtemp(prefix="launcher-", dir="/tmp"))
+    base.chmod(0o755)
     try:
         shutil.copytree(Path(tfdist.__file__).parent, base / "lib/tfdist")
         shutil.copytree(Path(msgspec.__file__).parent, base / "lib/msgspec")

@@ -127,8 +127,11 @@ def test_a_launcher_serves_what_it_sees(tmp_path, port):
 import time, urllib.request
 from tfdist.launcher import report_progress
 report_progress(3, 10, loss=0.5)
-time.sleep(1)
-print(urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=10).read().decode())
+text, end = "", time.monotonic() + {SECONDS}
+while not ("tfdist_step 3.0" in text and "tfdist_task_up" in text) and time.monotonic() < end:
+    time.sleep(0.1)
+    text = urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+print(text)
 """
     (tmp_path / "script.py").write_text(code)
     words = ["launch", "--workers=1", "--network_isolation=never", "--prometheus_address=127.0.0.1"]

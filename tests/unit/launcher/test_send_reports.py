@@ -295,7 +295,7 @@ def test_a_silent_task_is_killed_and_is_the_root_cause(tmp_path):
 @pytest.mark.usefixtures("nothing_left")
 def test_who_has_not_lived_for_so_long_cannot_have_been_silent(tmp_path):
     code = SILENCING.format(here=str(tmp_path), age=0, seconds=600, then="break")
-    report, shown = run(code, tmp_path, grace=0.2)
+    report, shown = run(code, tmp_path, linger=0.2)
     assert "silent" not in shown
     # It was stopped; of the signals it takes SIGTERM all the same.
     assert [each.code for each in report.exits] == [0, -15]
