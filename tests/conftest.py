@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import PurePosixPath
@@ -33,8 +34,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# A busy machine is no failure.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no failure, and the examples are the same each time.
+settings.register_profile(
+    "untimed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 # As the commands do: what they compute is compared with what is computed here.
@@ -89,6 +92,20 @@ def _no_scheduler(_nothing_leaks, monkeypatch):
     for name in list(os.environ):
         if name.startswith(_SCHEDULERS):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def unknown_host(monkeypatch):
+    """Return a name that is known to be unknown at once: a resolver without a network may take its time."""
+    name, look_up = "no-such-host.invalid", socket.getaddrinfo
+
+    def refuse(host, *arguments, **keywords):
+        if host == name:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tfdist.coordination import bytes_sent
 from tfdist.coordination.bytes_sent import SentBytesCounter
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not tell")
@@ -103,10 +104,13 @@ def test_closed_connections_are_kept_as_one_number():
         assert not connections._sent
 
 
-def test_a_block_looks_by_itself():
+def test_a_block_looks_by_itself(monkeypatch):
+    monkeypatch.setattr(bytes_sent, "_SECONDS_BETWEEN_SAMPLES", 0.01)
     with connected() as (port, caller, called), SentBytesCounter(port, []) as connections:
         send(called, caller, 1_000)
-        time.sleep(2)
+        end = time.monotonic() + 30
+        while sum(connections._sent.values()) < 1_000 and time.monotonic() < end:
+            time.sleep(0.01)
         caller.close()
         called.close()
         assert connections.bytes_sent() == 1_000

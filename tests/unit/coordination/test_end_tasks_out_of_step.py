@@ -13,6 +13,13 @@ from tfdist.errors import ConfigError, Preempted, TaskLost
 SECONDS = 30.0
 
 
+def until(is_true, otherwise):
+    end = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.01)
+
+
 class Texts:
     """A store of texts for several watches in one process."""
 
@@ -62,10 +69,19 @@ class Task:
 
     def ended(self):
         """Return the error that it ends with, once that has come."""
-        end = time.monotonic() + SECONDS
-        while not self.ends:
-            assert time.monotonic() < end, "it has not ended"
-            time.sleep(0.01)
+        until(lambda: self.ends, "it has not ended")
+        return str(self.ends[0])
+
+    def ended_in_time(self, clock):
+        """Return the error that it ends with while the time passes: it may still have to hear of the others."""
+
+        def pass_time():
+            clock.now += 11.0
+            self.watch._wakes.set()
+            time.sleep(0.1)
+            return self.ends
+
+        until(pass_time, "it has not ended")
         return str(self.ends[0])
 
 
@@ -128,9 +144,7 @@ def test_one_that_makes_a_variable_alone_is_named(cluster):
         with other.watch.call("barrier", meets=True):
             time.sleep(0.3)
             assert not chief.ends  # the barrier might make it
-            clock.now = 11.0
-            chief.watch._wakes.set()
-            said = chief.ended()
+            said = chief.ended_in_time(clock)
         assert "worker:0 makes the variable bias of a model; worker:1 is in its 1st call, barrier" in said
         assert other.ended() == said
 
@@ -148,9 +162,7 @@ def test_a_variable_that_fails_does_not_count(cluster):
 def test_a_call_that_comes_after_the_end_of_another_script_is_refused_at_once(cluster):
     (chief, other), *_ = cluster()
     chief.watch.close()
-    end = time.monotonic() + SECONDS
-    while 0 not in other.watch._known.sorted() and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: 0 in other.watch._known.sorted(), "nothing was heard")
     late = other.watch.call("barrier", meets=True)
     with pytest.raises(ConfigError, match="worker:0 has ended its script without a call"), late:
         pytest.fail("it began")
@@ -186,8 +198,7 @@ def test_one_that_has_left_by_an_exception_is_named_after_some_time(cluster):
     with chief.watch.call("fit", meets=True), other.watch.call("evaluate", meets=True):
         time.sleep(0.5)
         assert chief.ends == []  # it may leave by the same
-        clock.now = 11.0
-        assert "and has left its 1st call, fit, by ValueError: a bad file" in chief.ended()
+        assert "and has left its 1st call, fit, by ValueError: a bad file" in chief.ended_in_time(clock)
 
 
 def test_a_call_that_no_other_task_has_seen_does_not_count(cluster):
@@ -249,11 +260,13 @@ def test_a_task_that_is_busy_is_named_once_by_the_one_that_waits(cluster, caplog
         return [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
 
     with caplog.at_level(logging.WARNING, "tfdist"), tasks[waiting].watch.call("predict", meets=True):
-        time.sleep(0.5)
+        until(lambda: tasks[0].watch._wait._key != end_tasks_out_of_step._NOBODY, "nobody waits")
+        time.sleep(0.3)
         assert warned() == []
-        for now in (31.0, 60.0, 340.0):
+        for now, count in ((31.0, 1), (60.0, 1), (340.0, 2)):
             clock.now = now
-            time.sleep(0.4)
+            time.sleep(0.3)
+            until(lambda count=count: len(warned()) >= count, "nothing was logged")
         busy = f"worker:{1 - waiting} has made no call"
         assert warned() == [
             f"worker:{waiting}: has waited {now} s in its 1st call, predict: {busy}" for now in (31, 340)
@@ -264,11 +277,10 @@ def test_a_task_that_is_busy_is_named_once_by_the_one_that_waits(cluster, caplog
 def test_many_quick_calls_tell_nothing(cluster):
     (chief, other), *_ = cluster()
     end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+    while time.monotonic() < end or other.watch.state.number <= 1000:
         with other.watch.call("train_on_batch", meets=False):
-            pass
-    assert other.watch.state.number > 1000
-    assert chief.watch._known.sorted()[1].number < other.watch.state.number
+            told = chief.watch._known.sorted()[1].number
+    assert told < other.watch.state.number
 
 
 def test_what_another_version_tells_is_not_heeded(cluster):
@@ -288,16 +300,13 @@ def test_without_a_connection_nothing_is_compared_and_the_end_does_not_wait(clus
         assert other.watch.why_broken(0.3, is_broken=True) is None
     began = time.monotonic()
     other.watch.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < end_tasks_out_of_step._SECONDS_TO_CLOSE
 
 
 def test_one_that_is_not_heard_any_more_is_not_taken_for_one_that_stays_behind(cluster):
     (chief, deaf, third), texts, clock = cluster(3)
     with deaf.watch.call("fit", meets=True):
-        end = time.monotonic() + SECONDS
-        while not chief.watch._known.sorted()[1].inside:
-            assert time.monotonic() < end, "nothing was heard"
-            time.sleep(0.01)
+        until(lambda: chief.watch._known.sorted()[1].inside, "nothing was heard")
         texts.put("of/1/1", "what breaks the connection")
         chief.watch._messages.listeners[1].join(SECONDS)
         for task in (chief, third):

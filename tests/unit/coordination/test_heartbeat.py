@@ -80,15 +80,24 @@ def test_an_evaluator_that_was_there_and_falls_silent_is_named():
 
 
 WITH_EVALUATOR = """
-import logging, sys, time
+import logging, sys, threading, time
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
+is_named = threading.Event()
+
+class Noting(logging.Handler):
+    def emit(self, record):
+        if "silent" in record.getMessage():
+            is_named.set()
+
+logging.getLogger().addHandler(Noting())
 lead, evaluator = sys.argv[1:]
 cluster = ClusterConfig(worker=[lead], evaluator=[evaluator]).with_task("worker", 0)
 with Watcher(cluster, heartbeat_timeout=1.5):
-    time.sleep(8)
+    is_named.wait(60)
+    time.sleep(3)  # it is named once
 """
 
 

@@ -328,7 +328,7 @@ def start_preparing(folder, seconds):
 
 
 def test_one_process_prepares_and_the_others_wait(tmp_path):
-    processes = [start_preparing(tmp_path, 2) for _ in range(4)]
+    processes = [start_preparing(tmp_path, 10) for _ in range(4)]
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()

@@ -143,13 +143,13 @@ def test_doctors_without_a_secret_meet(cluster):
 
 def test_another_cluster_and_another_task_are_failures(cluster):
     more = ClusterConfig(worker=[*cluster.worker, "127.0.0.1:1"])
-    first, second = Doctor(cluster, FIRST, seconds=2.0), Doctor(more, SECOND, seconds=2.0)
+    first, second = Doctor(cluster, FIRST, seconds=5.0), Doctor(more, SECOND, seconds=5.0)
     assert first.found("worker:1").state == "failed"
     assert "another cluster" in first.found("worker:1").found
     second.join()
 
-    first = Doctor(cluster, FIRST, seconds=2.0)
-    second = Doctor(cluster, SECOND, seconds=2.0, says=FIRST)
+    first = Doctor(cluster, FIRST, seconds=5.0)
+    second = Doctor(cluster, SECOND, seconds=5.0, says=FIRST)
     assert "answers as worker:0" in first.found("worker:1").found
     second.join()
 
@@ -162,8 +162,8 @@ def test_a_host_without_a_doctor_is_a_warning(cluster):
     assert "--task worker:1" in first.found("worker:1").remedy
 
 
-def test_a_name_that_nobody_knows_is_a_failure(cluster):
-    unknown = ClusterConfig(worker=[cluster.worker[0], "no-such-host.invalid:2222"])
+def test_a_name_that_nobody_knows_is_a_failure(cluster, unknown_host):
+    unknown = ClusterConfig(worker=[cluster.worker[0], f"{unknown_host}:2222"])
     first = Doctor(unknown, FIRST, seconds=3.0)
 
     assert first.found("worker:1").state == "failed"
@@ -182,7 +182,7 @@ def test_another_program_at_the_port_is_a_warning(cluster):
     with socket.create_server(("127.0.0.1", int(cluster.worker[1].split(":")[1]))) as listener:
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
-        first = Doctor(cluster, FIRST, seconds=1.5)
+        first = Doctor(cluster, FIRST, seconds=5.0)
         found = first.found("worker:1")
         listener.shutdown(socket.SHUT_RDWR)
     thread.join()
@@ -194,11 +194,11 @@ def test_another_program_at_the_port_is_a_warning(cluster):
 def test_a_task_that_does_not_call_back_is_a_warning(cluster):
     # It answers, as behind a firewall that lets packets in and drops what it sends by itself.
     with Answering(participant(cluster, SECOND)):
-        first = Doctor(cluster, FIRST, seconds=1.5)
+        first = Doctor(cluster, FIRST, seconds=5.0)
         found = first.found("worker:1")
 
     assert found.state == "warning"
-    assert "has not reached this task's port within 1.5 s" in found.found
+    assert "has not reached this task's port within 5 s" in found.found
 
 
 def test_a_port_of_the_systems_choice_that_is_closed_is_a_warning(cluster):

@@ -46,7 +46,7 @@ def test_all_tasks_are_asked_at_once(cluster, monkeypatch):
 
 @pytest.mark.parametrize("silent", [Task("ps", 1), Task("worker", 2)])
 def test_one_that_does_not_answer_is_named(cluster, silent, monkeypatch):
-    monkeypatch.setattr(ps_transfer, "_SECONDS_TO_ANSWER", 1.0)
+    monkeypatch.setattr(ps_transfer, "_SECONDS_TO_ANSWER", 5.0)
     is_over = threading.Event()
 
     def answer(task):
@@ -57,7 +57,7 @@ def test_one_that_does_not_answer_is_named(cluster, silent, monkeypatch):
     answering(monkeypatch, answer)
     try:
         with pytest.raises(
-            TaskLost, match=re.escape(f"waited 1 s for an answer of {silent} at {cluster.address(silent)}")
+            TaskLost, match=re.escape(f"waited 5 s for an answer of {silent} at {cluster.address(silent)}")
         ):
             transfer(cluster)
     finally:

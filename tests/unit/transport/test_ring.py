@@ -138,7 +138,7 @@ def test_the_time_that_is_waited_for_a_late_task_is_told_from_what_the_exchange_
     with ring(size, f"late{count}", way) as tasks:
         for task in tasks[1:]:
             task.stdout.readline()
-        time.sleep(0.5)
+        time.sleep(2)
         tasks[0].stdin.write(b"go\n")
         tasks[0].stdin.flush()
         found = results(tasks)

@@ -277,7 +277,7 @@ def test_a_server_that_is_silent_is_lost(ends, monkeypatch):
     monkeypatch.setattr(worker_and_ps_ends, "ServerSilence", Lost)
     ticket = worker.begin(addresses)
 
-    with pytest.raises(ExchangeError, match="silent for 2 s"):
+    with pytest.raises(ExchangeError, match=r"silent for \d+ s"):
         worker.receive(manifest(np.zeros(3), timeout=9.0), ticket)
     assert len(asked) == 1
     assert asked[0][1] == 9.0
