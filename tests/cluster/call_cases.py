@@ -19,7 +19,7 @@ from tfdist.training.workers.steps_per_call import StepsPerCall
 from tfdist.training.workers.stop_together import Agreement
 
 keras = tf.keras
-BUSY_SECONDS = 40
+BUSY_SECONDS = 60
 
 
 def trained(strategy: tf.distribute.Strategy) -> Any:

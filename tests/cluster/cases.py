@@ -279,9 +279,13 @@ def waiting(strategy: Any, folder: Path) -> float:
 
     with strategy.scope():
         variable = tf.Variable(3.0)  # on a ps
-    time.sleep(2)  # a server that has not seen its chief yet would wait for it when it is gone
-    (folder / "connected").touch()
+    # A server that has not seen its chief yet would wait for it when it is gone.
     end = time.monotonic() + 600
+    servers = [folder / f"{name}.log" for name in ("ps:0", "worker:0")]
+    while not all("has found the chief" in log.read_text() for log in servers) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(2)  # until it heeds signals
+    (folder / "connected").touch()
     while not (folder / "told").exists() and time.monotonic() < end:
         time.sleep(0.05)
     time.sleep(2)  # a server that ends at once would be gone by now

@@ -17,7 +17,7 @@ from tfdist.transport.authentication import SECRET
 
 FOR_ALL = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 LONGEST = 800  # seconds; what takes longer hangs, on a slow machine too
-SECONDS_TO_SHOW_STACKS = 5
+SECONDS_TO_SHOW_STACKS = 60
 
 
 @dataclass
@@ -82,11 +82,9 @@ class Running:
             os.kill(self.processes[name].pid, SHOW_STACKS)
         end = time.monotonic() + SECONDS_TO_SHOW_STACKS
         logs = [self.folder / f"{name}.log" for name in hanging]
-        while time.monotonic() < end and not all(
-            "(most recent call first)" in log.read_text() for log in logs
-        ):
+        # The main thread is shown last, from its innermost function to the one that every task begins with.
+        while time.monotonic() < end and not all("in _become" in log.read_text() for log in logs):
             time.sleep(0.05)
-        time.sleep(0.1)  # for the threads after the first
 
     def __enter__(self) -> "Running":
         return self

@@ -162,7 +162,7 @@ def counted(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 def counted_without_the_silent(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Count them while a worker is silent, as the chief of a script does that begins with `tfdist.start`."""
     cluster = ClusterConfig.from_tf_config()
-    with Watcher(cluster, heartbeat_timeout=3.0, spared=["worker"], only=["worker"]):
+    with Watcher(cluster, heartbeat_timeout=6.0, spared=["worker"], only=["worker"]):
         return counted(strategy, folder)
 
 

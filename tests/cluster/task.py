@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ def _run(order: dict, result: Path) -> None:
     cluster = ClusterConfig.from_tf_config()
     is_remote = order.get("strategy") == "connect"
     if cluster.serves or (is_remote and not cluster.is_chief):
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("tfdist").setLevel(logging.INFO)  # also that it has found its chief
         serve(cluster, **order.get("serve", {}))
         return
     found = {}

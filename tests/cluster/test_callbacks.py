@@ -73,7 +73,7 @@ def interrupted(folder: Path, strategy: str) -> Finished:
     options = SETUPS[strategy].get("options", {})
     order = {"strategy": strategy, "options": options, "cases": [RESUMING], "folder": str(folder)}
     with started(folder, shape, order) as running:
-        end = time.monotonic() + 90
+        end = time.monotonic() + LONGEST
         while all(each.poll() is None for each in running.processes.values()) and time.monotonic() < end:
             time.sleep(0.05)
         assert -signal.SIGKILL in [each.poll() for each in running.processes.values()]

@@ -20,7 +20,7 @@ def test_a_ring_adds_up_as_one_process_does_and_names_whom_it_loses(tmp_path, ke
     case = {"first": cases, "workers": WORKERS}
     with begun(tmp_path, "multi_worker_mirrored", "fitting", **case) as (running, _):
         _, lost = lose(running, "worker:1")
-        finished = running.wait(40, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     # Who looks late may find that another survivor has ended too; the first to end names whom it lost alone.
     said = [finished.logs[survivor].count(f"TaskLost: fit: {lost}:") for survivor in ("worker:0", "worker:2")]
@@ -120,7 +120,7 @@ def test_gradients_of_8_bits_train_all_alike(tmp_path):
     "options",
     [
         # tests/unit/transport/test_join_ring.py proves when this limit counts, and the case below what follows.
-        pytest.param({"communication": {"implementation": "tcp", "timeout": 4.0}}, marks=pytest.mark.again),
+        pytest.param({"communication": {"implementation": "tcp", "timeout": 7.0}}, marks=pytest.mark.again),
         {},
     ],
 )
@@ -128,7 +128,7 @@ def test_a_worker_that_falls_silent_is_named(tmp_path, options):
     with begun(tmp_path, "multi_worker_mirrored", "fitting", workers=2, options=options) as (running, _):
         stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)
         try:
-            finished = running.wait(40, failures_expected=True)
+            finished = running.wait(LONGEST, failures_expected=True)
         finally:
             stopped.kill()
 

@@ -55,7 +55,7 @@ def says(finished, name, what, lost):
 def test_a_lost_worker_is_named(tmp_path):
     with begun(tmp_path, "multi_worker_mirrored", "fitting", workers=2) as (running, _):
         _, lost = lose(running, "worker:1")
-        finished = running.wait(40, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     says(finished, "worker:0", "fit", lost)
 
@@ -72,7 +72,7 @@ def test_a_lost_ps_is_named(tmp_path):
         ps=2,
     ) as (running, _):
         _, lost = lose(running, "ps:1")
-        finished = running.wait(40, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     says(finished, "chief:0", "fit", lost)
     assert finished.exit_codes == {"chief:0": 138, "worker:0": 138, "ps:0": 138}
@@ -98,7 +98,7 @@ def test_a_lost_ps_is_named(tmp_path):
 def test_whatever_is_lost_is_named(tmp_path, strategy, case, what, lost, shape):
     with begun(tmp_path, strategy, case, **shape) as (running, _):
         _, named = lose(running, lost)
-        finished = running.wait(40, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     survivor = next(name for name in ("chief:0", "worker:0", "worker:1") if name in finished.exit_codes)
     says(finished, survivor, what, named)
@@ -140,7 +140,7 @@ def test_a_step_of_a_lost_worker_counts_once(tmp_path, case):
 
 @pytest.mark.slow
 def test_a_step_of_a_silent_worker_counts_once_and_holds_nobody_up(tmp_path):
-    serve = {"heartbeat_timeout": 6.0}
+    serve = {"heartbeat_timeout": 12.0}
     with begun(tmp_path, "parameter_server", "counted_without_the_silent", serve=serve, workers=2, ps=1) as (
         running,
         _,
@@ -148,6 +148,7 @@ def test_a_step_of_a_silent_worker_counts_once_and_holds_nobody_up(tmp_path):
         time.sleep(0.5)  # both are in the middle of an execution
         worker, _ = lose(running, "worker:1", by=signal.SIGSTOP)
         try:
+            time.sleep(8)  # for longer than its patience, which is 5 s less than its heartbeat_timeout
             finished = running.wait(LONGEST)
             os.killpg(worker.pid, signal.SIGCONT)
             assert worker.wait() == 138

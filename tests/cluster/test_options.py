@@ -3,12 +3,12 @@
 import signal
 
 import pytest
-from clusters import run_cluster
+from clusters import LONGEST, run_cluster
 from test_lost import begun, lose, says
 
 from tfdist.transport.authentication import SECRET
 
-TIMEOUT = 4.0
+TIMEOUT = 7.0  # less than TensorFlow's own of 10 s
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
     with begun(tmp_path, "multi_worker_mirrored", "fitting", **case) as (running, _):
         stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)
         try:
-            finished = running.wait(40, failures_expected=True)
+            finished = running.wait(LONGEST, failures_expected=True)
         finally:
             stopped.kill()
 

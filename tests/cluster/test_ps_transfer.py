@@ -26,7 +26,7 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options)
         _,
     ):
         _, lost = lose(running, "ps:1")
-        finished = running.wait(40, failures_expected=True)
+        finished = running.wait(LONGEST, failures_expected=True)
 
     says(finished, "chief:0", "fit", lost)
     found = finished.results["chief:0"]["ps_transfer_cases.both_ways"]
@@ -54,7 +54,7 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
 
 @pytest.mark.slow
 def test_a_ps_that_is_silent_is_named(tmp_path):
-    options = {"communication": {"implementation": "tcp", "timeout": 4.0}}
+    options = {"communication": {"implementation": "tcp", "timeout": 7.0}}
     order = {"strategy": "parameter_server", "options": options, "cases": ["ps_transfer_cases.impatient"]}
     cluster = ClusterConfig.local(workers=1, ps=2)
     with Running(tmp_path, cluster) as running:
@@ -63,7 +63,7 @@ def test_a_ps_that_is_silent_is_named(tmp_path):
         wait_for(tmp_path / "begun")
         stopped, lost = lose(running, "ps:0", by=signal.SIGSTOP)
         try:
-            finished = running.wait(60, failures_expected=True)
+            finished = running.wait(LONGEST, failures_expected=True)
         finally:
             stopped.kill()
 
