@@ -198,7 +198,7 @@ def temporary_folder(prefix: str, *, within: str | None = None) -> Iterator[str]
 
 
 @contextlib.contextmanager
-def storage_errors(where: Path) -> Iterator[None]:
+def storage_errors(where: Path, remedy: str = "Free disk space, or name a writable folder") -> Iterator[None]:
     """Raise a StorageError of one line for any OSError of the block."""
     try:
         yield
@@ -207,7 +207,6 @@ def storage_errors(where: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         place = str(error.filename or where)
-        remedy = "Free disk space, or name a writable folder"
         raise StorageError(place, f"cannot be written: {reason}", remedy=remedy) from error
 
 
@@ -231,6 +230,14 @@ def partial_file(path: Path) -> Iterator[Path]:
         yield partial
     finally:
         partial.unlink(missing_ok=True)
+
+
+def set_link(link: Path, target: str | Path) -> None:
+    """Set a link atomically: it always leads to a target, the one before or this one."""
+    with partial_file(link) as partial:
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(target)
+        partial.replace(link)
 
 
 def _rename(written: Path, final: Path, replaced: Path) -> None:

@@ -13,7 +13,6 @@ The link `by-request/<name>-<key>` leads from a request to the contents.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdist._utils.read_untrusted_files import read_json_file
+from tfdist._utils.write_files import set_link, storage_errors, write_whole
 from tfdist.errors import DataError
 
 Images = NDArray[np.uint8]
@@ -165,7 +165,7 @@ def prepare(name: str, request: object, read: Callable[[], Contents], cache_dir:
     if (prepared := find_prepared(name, request, cache_dir)) is not None:
         return prepared
     link, safe = _link(name, request, cache_dir), _safe(name)
-    with _disk_errors(cache_dir):
+    with storage_errors(cache_dir, remedy="Name another folder with cache_dir or TFDIST_CACHE_DIR"):
         link.parent.mkdir(parents=True, exist_ok=True)
         with lock(link.with_name(f".{link.name}.lock"), f"{name} is being prepared in {cache_dir}"):
             if (prepared := _open(link)) is not None:
@@ -176,7 +176,7 @@ def prepare(name: str, request: object, read: Callable[[], Contents], cache_dir:
                 folder = _write(partial, read(), cache_dir, safe)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-            _point(link, folder)
+            set_link(link, Path("..") / folder.name)
             prepared = _open(link)
     if prepared is None:
         raise DataError(
@@ -248,7 +248,7 @@ def _write(partial: Path, contents: Contents, cache_dir: Path, name: str) -> Pat
     )
     about = {**asdict(prepared), "sizes": sizes}
     del about["folder"]
-    _write_whole(partial / "about.json", json.dumps(about, indent=1).encode())
+    write_whole(partial / "about.json", json.dumps(about, indent=1).encode())
     if _open(folder) is None:  # otherwise another request had the same contents
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -273,41 +273,5 @@ def _write_split(folder: Path, split: str, batches: Batches, update: Callable[[b
     return examples
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _files(folder: Path, split: str) -> tuple[Path, Path]:
     return folder / f"{split}.images", folder / f"{split}.labels"
-
-
-def _point(link: Path, folder: Path) -> None:
-    """Set a link to a folder, atomically."""
-    fresh = link.with_name(f".{link.name}.new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(Path("..") / folder.name)
-    fresh.replace(link)
-
-
-@contextlib.contextmanager
-def _disk_errors(cache_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in {
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EACCES,
-            errno.EROFS,
-            errno.EPERM,
-            errno.ENOTDIR,
-        }:
-            raise
-        reason = os.strerror(error.errno)
-        remedy = "Name another folder with cache_dir or TFDIST_CACHE_DIR"
-        raise DataError(
-            str(error.filename or cache_dir), f"cannot be written: {reason}", remedy=remedy
-        ) from None

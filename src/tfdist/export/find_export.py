@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tfdist._utils.read_untrusted_files import read_json_file, read_text_file
 from tfdist._utils.user_paths import exists, expanded_path, is_file
-from tfdist._utils.write_files import local_path, storage_errors, write_json, write_whole
+from tfdist._utils.write_files import local_path, set_link, storage_errors, write_json, write_whole
 from tfdist.errors import ConfigError, DataError
 
 Format = Literal["saved_model", "keras", "tflite"]
@@ -76,18 +76,12 @@ def set_latest(folder: Path, name: str) -> None:
 
     It is a link, or a file that contains the name if the file system does not support links.
     """
-    latest, link = folder / _LATEST, folder / f".{_LATEST}-{os.getpid()}"
+    latest = folder / _LATEST
     with storage_errors(latest):
-        link.unlink(missing_ok=True)
         try:
-            link.symlink_to(name)
+            set_link(latest, name)
         except OSError:  # FAT and some network file systems; on a full disk, the file fails too
             write_whole(latest, f"{name}\n".encode())
-            return
-        try:
-            link.replace(latest)
-        finally:
-            link.unlink(missing_ok=True)
 
 
 def _newest(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from tfdist.datasets.augmentation import AUGMENTATIONS, draws
 from tfdist.datasets.disk_cache import Contents, prepare
 from tfdist.datasets.open_data import open_data
 from tfdist.datasets.pipeline import train_parts
-from tfdist.errors import ConfigError, DataError
+from tfdist.errors import ConfigError, DataError, StorageError
 
 TRAIN, TEST = 103, 41  # primes: no batch size divides them
 
@@ -355,7 +355,7 @@ def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(StorageError) as caught:
         open_data("digits", examples=(1, 1), cache_dir=tmp_path / "file" / "cache")
     assert "cannot be written" in str(caught.value)
     assert "TFDIST_CACHE_DIR" in str(caught.value)
