@@ -16,11 +16,11 @@ import ray
 from tfdist.cluster.addresses_and_free_ports import LocalPorts, is_free
 from tfdist.engines.job_description import PYTHON
 from tfdist.engines.ray import task_process
+from tfdist.engines.ray.work import FILES
 from tfdist.launcher.environment import default_variables, inherited_variables
 from tfdist.launcher.send_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.share_cores_and_gpus import Cores
 
-FILES = "{files}"  # in a word of the command: the folder of the files that the launch has sent
 _SECONDS_BETWEEN_READS = 0.2
 _SECONDS_TO_ANSWER = 5.0
 _MOST_BYTES = 1_000_000  # of a log, in one answer

@@ -5,20 +5,24 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from tfdist._utils.write_files import claimed_run_folder, local_path, path_or_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON, train_command
+from tfdist.engines.ray.work import FILES, Work
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
-from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, check_alone
+from tfdist.launcher.launch_tasks import check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.trainer.sections.engine import Placement, RaySection
+from tfdist.trainer.sections.engine import Placement
 
 _CALL, _RESULT = "call", "result"
 
@@ -77,30 +81,18 @@ def launch(
     needs_ray()
     import ray
 
-    from tfdist.engines.ray.supervisor import RayCluster, Work
+    from tfdist.engines.ray.supervisor import RayCluster
 
     wanted = _wanted_place(run_dir, is_config=isinstance(config_or_function, str | os.PathLike))
     with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as place:
         run = RunFolder.at(place.absolute() if isinstance(place, Path) else place)
-        tasks = _tasks_of(config_or_function, args, roles, alone, changes, run)
-        section = tasks.section
-        needs = section.resources if resources is None else resources
-        check_resources(needs, tasks.counts, "resources")
-        work = Work(
-            command=tasks.command,
-            counts=tasks.counts,
-            run_dir=run.root,
-            files=tasks.files,
-            results=tasks.results,
-            alone=tasks.alone,
-            resources=needs,
-            placement=placement or section.placement,
-            max_failures=section.max_failures if max_failures is None else max_failures,
-            variables=dict(env or {}),
-            start_timeout=start_timeout,
-            grace=grace,
-            linger=SECONDS_FOR_THE_EVALUATOR if "evaluator" in tasks.counts else grace,
-        )
+        work = _work_of(config_or_function, args, roles, alone, changes, run)
+        asked = {"resources": resources, "placement": placement, "max_failures": max_failures}
+        given = {name: value for name, value in asked.items() if value is not None}
+        section = msgspec.structs.replace(work.section, **given)
+        check_resources(section.resources, work.counts, "resources")
+        variables = dict(env or {})
+        work = replace(work, section=section, variables=variables, start_timeout=start_timeout, grace=grace)
         if not ray.is_initialized():
             ray.init()
         cluster = RayCluster(work)
@@ -135,25 +127,14 @@ def check_resources(resources: Mapping[str, Mapping[str, float]], roles: Collect
                 raise ConfigError(f"{where}: {role}: {name}", expected=expected, received=shown(amount))
 
 
-class _Tasks(NamedTuple):
-    """What the tasks of a launch are: see `Work`; and the section of the config."""
-
-    command: tuple[str, ...]
-    counts: Mapping[str, int]
-    alone: tuple[str, ...]
-    files: Mapping[str, bytes] = {}
-    results: tuple[str, ...] = ()
-    section: RaySection = RaySection()
-
-
-def _tasks_of(
+def _work_of(
     what: str | os.PathLike[str] | Callable[..., Any] | Sequence[str],
     args: Sequence[Any],
     roles: Mapping[str, int] | None,
     alone: Collection[str],
     changes: Sequence[str],
     run: RunFolder,
-) -> _Tasks:
+) -> Work:
     is_config = isinstance(what, str | os.PathLike)
     alone = (alone,) if isinstance(alone, str) else tuple(alone)
     for name, value, is_right in (
@@ -165,22 +146,23 @@ def _tasks_of(
             problem = "is for a config" if name == "changes" else "is for a function"
             raise ConfigError(name, problem, remedy="Leave it out")
     if isinstance(what, str | os.PathLike):
-        return _tasks_of_config(Path(what), roles, changes, run)
+        return _work_of_config(Path(what), roles, changes, run)
     cluster = ClusterConfig.local(**_local_sizes(roles))
     check_alone(cluster, alone)
+    common: dict[str, Any] = {"counts": cluster.counts, "run_dir": run.root, "alone": alone}
     if callable(what):
         command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
         files = {_CALL: pickled(what, args, "launch")}
-        return _Tasks(command, cluster.counts, alone, files, results=_files(_RESULT))
+        return Work(command=command, files=files, results=_files(_RESULT), **common)
     if not isinstance(what, Sequence) or not what or not all(isinstance(word, str) for word in what):
         expected = "the path of a config, a function, or the words of a command"
         raise ConfigError("launch", expected=expected, received=shown(what))
-    return _Tasks(tuple(what), cluster.counts, alone)
+    return Work(command=tuple(what), **common)
 
 
-def _tasks_of_config(
+def _work_of_config(
     path: Path, roles: Mapping[str, int] | None, changes: Sequence[str], run: RunFolder
-) -> _Tasks:
+) -> Work:
     if roles is not None:
         changes = [*changes, f"cluster={json.dumps(dict(roles))}"]
     settings = read_config(path, changes)
@@ -189,9 +171,10 @@ def _tasks_of_config(
         problem = "is for tasks that others start: on Ray a lost one is started again, as max_failures says"
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     [config] = _files(path.name)
-    return _Tasks(
+    return Work(
         command=train_command(config, run.place, changes),
         counts=cluster.counts or {"worker": 1},
+        run_dir=run.root,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
         files={path.name: path.read_bytes()},
         results=() if run.copies else (str(run.report_file),),
@@ -208,8 +191,6 @@ def _local_sizes(roles: Mapping[str, int] | None) -> dict[str, Any]:
 
 
 def _files(*names: str) -> tuple[str, ...]:
-    from tfdist.engines.ray.actor import FILES  # loads Ray
-
     return tuple(f"{FILES}/{name}" for name in names)
 
 

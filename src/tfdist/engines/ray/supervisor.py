@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,58 +23,18 @@ from tfdist._utils.user_paths import current_folder
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
+from tfdist.engines.ray.work import Work
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError, one_line
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.launch_tasks import signals_to
 from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, RestartPolicy
 from tfdist.launcher.task_logs import task_log_path
-from tfdist.trainer.sections.engine import Placement
 
 _SECONDS_TO_KILL = 15.0  # after the grace, until an actor that does not answer is killed
 _SECONDS_BETWEEN_HINTS = 30.0
 _MOST_LINES_SHOWN = 3
 _INTERNAL = re.compile("^node:|_group_|memory")  # resources that no user has named
 _KILLED = -int(signal.SIGKILL)  # the status of a task whose actor is gone
-
-
-@dataclass(frozen=True)
-class Work:
-    """The command of the tasks, and where they run.
-
-    Attributes:
-        command: The words of the command of every task.
-        counts: The number of tasks of each role.
-        run_dir: The folder of the run; each task's node has the task's log there.
-        files: Files that are sent to each task; words of the command begin with FILES to name them.
-        results: Files that each task may leave, which are sent back at its end; FILES may begin them.
-        alone: The roles whose lost tasks are started again while the others continue.
-        resources: What each task of a role needs, by Ray's names.
-        placement: Ray's strategy of placement.
-        variables: Variables of all tasks.
-        max_failures: How often lost tasks are started again without a new checkpoint in between.
-        start_timeout: The seconds to wait for resources.
-        grace: The seconds that a task has to end after SIGTERM.
-        linger: The seconds that the others have to end after the chief.
-    """
-
-    command: tuple[str, ...]
-    counts: Mapping[str, int]
-    run_dir: Path
-    resources: Mapping[str, Mapping[str, float]]
-    placement: Placement
-    variables: Mapping[str, str]
-    max_failures: int
-    start_timeout: float
-    grace: float
-    linger: float
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    results: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
-
-    def bundle(self, role: str) -> dict[str, float]:
-        """Return what a task of a role needs."""
-        wanted = {"CPU": 1.0, **self.resources.get(role, {})}
-        return {name: float(amount) for name, amount in wanted.items() if amount}
 
 
 @dataclass
@@ -108,7 +67,7 @@ class RayCluster:
             lead=str(cluster.lead),
             servers=[str(task) for task in tasks if cluster.with_task(*task).serves],
             alone=[str(task) for task in tasks if task.type in work.alone],
-            restarts=work.max_failures,
+            restarts=work.section.max_failures,
             grace=work.grace + _SECONDS_TO_KILL,  # the task's own process kills it after its grace
             linger=work.linger,
             lost=LOST,
@@ -156,12 +115,13 @@ class RayCluster:
     def _placed(self) -> Iterator[None]:
         """Reserve the resources of all tasks."""
         bundles = [self._work.bundle(member.task.type) for member in self._members.values()]
-        self._group = placement_group(bundles, strategy=self._work.placement)
+        placement = self._work.section.placement
+        self._group = placement_group(bundles, strategy=placement)
         try:
             deadline = time.monotonic() + self._work.start_timeout
             while not self._group.wait(min(_SECONDS_BETWEEN_HINTS, self._work.start_timeout)):
                 needed = " + ".join(_shown(bundle) for bundle in bundles)
-                problem = f"the tasks need {needed} ({self._work.placement}), the cluster has {_available()}"
+                problem = f"the tasks need {needed} ({placement}), the cluster has {_available()}"
                 if time.monotonic() > deadline:
                     remedy = "Ask for less by `resources`, or start more nodes"
                     raise ConfigError("ray", problem, remedy=remedy)

@@ -110,9 +110,9 @@ def test_a_run_in_an_object_store_has_its_report_there(tmp_path, monkeypatch):
     _, _, arguments = launched(Ray().render(at_address, {}), monkeypatch)
     assert arguments["run_dir"] == "gs://b/runs/x-7"
     run = RunFolder.at(arguments["run_dir"])
-    tasks = launch_on_ray._tasks_of(tmp_path / "c.yaml", (), None, (), (), run)
-    assert tasks.command[-2:] == ("--run_dir", "gs://b/runs/x-7")
-    assert tasks.results == ()  # none that a task leaves on its node
+    work = launch_on_ray._work_of(tmp_path / "c.yaml", (), None, (), (), run)
+    assert work.command[-2:] == ("--run_dir", "gs://b/runs/x-7")
+    assert work.results == ()  # none that a task leaves on its node
     asked = []
     monkeypatch.setattr(object_store, "read_file", lambda address: asked.append(address) or b'{"steps": 3}')
     assert launch_on_ray._result("c.yaml", None, run) == {"steps": 3}
@@ -249,12 +249,12 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
     defaults = {"args": (), "roles": None, "alone": (), "changes": (), "run": RUN}
     with pytest.raises(ConfigError, match=message):
-        launch_on_ray._tasks_of(what, **{**defaults, **arguments})
+        launch_on_ray._work_of(what, **{**defaults, **arguments})
 
 
 def test_one_role_may_start_alone():
-    tasks = launch_on_ray._tasks_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), RUN)
-    assert tasks.alone == ("worker",)
+    work = launch_on_ray._work_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), RUN)
+    assert work.alone == ("worker",)
 
 
 def test_importing_it_loads_no_ray():
