@@ -19,7 +19,7 @@ from tfdist.training.arguments import (
 from tfdist.training.checkpoints.checkpoint_callback import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.error_messages.lost_task_errors import public_call
-from tfdist.training.fit_epochs import FitEpochs, FitSchedule
+from tfdist.training.fit_epochs import FitEpochs
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import (
     epoch_hooks,
@@ -30,7 +30,7 @@ from tfdist.training.keras.datasets_from_inputs import (
     validation_parts,
 )
 from tfdist.training.keras.kept_traces import traces_kept
-from tfdist.training.run_batches import EpochBatches
+from tfdist.training.run_batches import EpochBatches, FitSchedule
 from tfdist.training.session import Session
 
 
@@ -116,14 +116,12 @@ def fit(
         )
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
-        settings = {"steps_per_epoch": schedule.batches.steps, "batch_size": batch_size, "repeat": repeat}
         with events_to_file(), traces_kept(model) as traces:
             tests, is_saved = validation_data is not None, checkpoints.are_saved
             session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
             training = session.training()
             testing = None if validation_data is None else session.testing(validation_data)
-            position, test_steps = schedule.batches.position, schedule.test_batches.steps
-            checkpoints.attach(session, training, testing, settings, position, test_steps=test_steps)
+            checkpoints.attach(session, training, testing, schedule, batch_size)
             keras_callbacks = [*callbacks, *hooks]
             lengths: Any = {"epochs": schedule.epochs, "steps": schedule.batches.expected}
             calls = make_callbacks(

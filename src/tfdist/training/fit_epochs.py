@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,27 +18,11 @@ from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.reports.report_progress_to_launcher import FitReports
-from tfdist.training.run_batches import EpochBatches, run_batches, steps_per_execution
+from tfdist.training.run_batches import FitSchedule, run_batches, steps_per_execution
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping
 
 _PROFILE = "TFDIST_PROFILE"
-
-
-class FitSchedule(NamedTuple):
-    """The epochs of a call of `fit`, and the batches that each of them trains and tests on."""
-
-    epochs: int
-    initial_epoch: int
-    batches: EpochBatches
-    test_batches: EpochBatches
-    validated: int | frozenset[int]
-
-    def validates(self, epoch: int) -> bool:
-        """Return whether to evaluate after an epoch."""
-        if isinstance(self.validated, int):
-            return (epoch + 1) % self.validated == 0
-        return epoch + 1 in self.validated
 
 
 class FitEpochs:

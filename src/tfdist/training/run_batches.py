@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -99,6 +99,22 @@ class EpochBatches:
         expected = known_steps(data, name) if steps is None else steps
         position = None if repeats else DataPosition.of(data, model, strategy, steps)
         return cls(steps, expected, repeats, position)
+
+
+class FitSchedule(NamedTuple):
+    """The epochs of a call of `fit`, and the batches that each of them trains and tests on."""
+
+    epochs: int
+    initial_epoch: int
+    batches: EpochBatches
+    test_batches: EpochBatches
+    validated: int | frozenset[int]
+
+    def validates(self, epoch: int) -> bool:
+        """Return whether to evaluate after an epoch."""
+        if isinstance(self.validated, int):
+            return (epoch + 1) % self.validated == 0
+        return epoch + 1 in self.validated
 
 
 @dataclass

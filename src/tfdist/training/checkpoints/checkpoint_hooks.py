@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.training.data.distribute import Data
 from tfdist.training.keras.callbacks import follow_chief
-from tfdist.training.run_batches import DataPosition, EpochPart
+from tfdist.training.run_batches import EpochPart, FitSchedule
 from tfdist.training.session import Phase, Session
 
 
@@ -39,10 +39,8 @@ class CheckpointHooks:
         session: Session,
         training: Phase,
         testing: Phase | None,
-        settings: Mapping[str, Any],
-        position: DataPosition | None,
-        *,
-        test_steps: int | None,
+        schedule: FitSchedule,
+        batch_size: int | None,
     ) -> None:
         """Restore what is resumed."""
 

@@ -22,13 +22,13 @@ from tfdist.coordination.end_announcements import ServerTermination, keep_server
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.checkpoints.checkpoint import OF_EPOCH
+from tfdist.training.checkpoints.checkpoint import OF_EPOCH, Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
-from tfdist.training.checkpoints.checkpoint_facts import Facts, Place
+from tfdist.training.checkpoints.checkpoint_facts import Facts, Place, refuse_other
 from tfdist.training.checkpoints.checkpoint_hooks import CheckpointHooks
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
-from tfdist.training.checkpoints.restore_run import ResumedRun
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
+from tfdist.training.checkpoints.share_checkpoint import NO_VALUES, SharedCheckpoint
 from tfdist.training.data.check_same_order_on_resume import ResumableData
 from tfdist.training.data.distribute import Data
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks, servers_needed
@@ -37,12 +37,13 @@ from tfdist.training.keras.callback_states import (
     as_plain,
     check_callbacks,
     from_plain,
+    load_states,
     states_of,
     weights_of,
 )
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
-from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers
-from tfdist.training.run_batches import DataPosition, EpochPart, steps_per_execution
+from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
+from tfdist.training.run_batches import EpochPart, FitSchedule, steps_per_execution
 from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.exchange_numbers import wait_for_all
@@ -108,7 +109,10 @@ class FitCheckpoints(CheckpointHooks):
         self._is_chief = is_chief_of(strategy)
         self._agreement = Agreement(strategy, is_chief=self._is_chief)
         # None where nothing is resumed, and after the first epoch.
-        self._resumed = ResumedRun.find(option.folder, strategy, is_chief=self._is_chief)
+        self._resumed = SharedCheckpoint.find(
+            option.folder, Facts, strategy, of="fit", is_chief=self._is_chief
+        )
+        self._values = NO_VALUES
         self.is_leaving = False
         self.step = self._saved_at = 0 if self._resumed is None else self._resumed.facts.place.step
         # Its arrays shuffle by this seed; one of the user's comes first.
@@ -128,10 +132,8 @@ class FitCheckpoints(CheckpointHooks):
         session: Session,
         training: Phase,
         testing: Phase | None,
-        settings: Mapping[str, Any],
-        position: DataPosition | None,
-        *,
-        test_steps: int | None,
+        schedule: FitSchedule,
+        batch_size: int | None,
     ) -> None:
         """Compare the run with that of the checkpoint, if there is one, and restore it.
 
@@ -144,33 +146,33 @@ class FitCheckpoints(CheckpointHooks):
             remedy = "Call them on a batch before fit, or begin each with keras.Input"
             raise ConfigError(f"model {self._model.name}", problem, remedy=remedy)
         self._training = training
-        self._position, self._part = position, EpochPart()
+        self._position, self._part = schedule.batches.position, EpochPart()
         self._tests = self._epoch = 0
         others = [*session.random_states, *other_optimizers(self._model)]
         self._state = State(self._model, self._strategy, others, has_learning_rate=True)
         self._learning_rate = learning_rate(self._model)
-        self._identity = {**self._setup(), **settings, **self._data.identity}
+        self._identity = {**self._setup(schedule, batch_size), **self._data.identity}
         if self._option.every is not None:
             training.runner.rest_every(self._option.every, self.step)
         if self._resumed is None:
             return
-        self._resumed.check(self._identity, self._state)
-        self._resumed.read()
-        self._restore_variables(self._resumed)
+        self._resumed.check(self._check_same)
+        self._values = self._resumed.read()
+        self._restore_variables(self._resumed.facts)
         place = self._resumed.facts.place
         training.runner.resume(place.data, again=self._data.reads_again)
         if testing is not None and place.tests:
-            begun = place.tests * testing.runner.begins_of_epoch(test_steps)
+            begun = place.tests * testing.runner.begins_of_epoch(schedule.test_batches.steps)
             testing.runner.resume(PlaceInData(begun, taken=0, is_open=False), again=False)
         self._tests = place.tests
-        if position is not None:
-            position.size, position.seen = place.size, place.seen
+        if self._position is not None:
+            self._position.size, self._position.seen = place.size, place.seen
         self._epoch = place.epoch
 
-    def _setup(self) -> dict[str, Any]:
-        """Return what of the model and the cluster must stay the same."""
+    def _setup(self, schedule: FitSchedule, batch_size: int | None) -> dict[str, Any]:
+        """Return what of the model, the cluster and the arguments must stay the same."""
         are_apart = is_asynchronous(self._strategy)
-        setup = {
+        setup: dict[str, Any] = {
             "the optimizer": type(self._model.optimizer).__name__,
             "steps_per_execution": steps_per_execution(self._model),
             "the strategy": "parameter_server" if are_apart else "one that works in step",
@@ -179,36 +181,52 @@ class FitCheckpoints(CheckpointHooks):
             has_workers = are_apart or has_mirrored_workers(self._strategy)
             workers = worker_count(self._strategy) if has_workers else 1
             setup["the number of workers"] = f"{workers}, {self._strategy.num_replicas_in_sync} replicas"
-        return setup
+        batches = schedule.batches
+        arguments = {"steps_per_epoch": batches.steps, "batch_size": batch_size, "repeat": batches.repeats}
+        return {**setup, **arguments}
 
-    def _restore_variables(self, resumed: ResumedRun) -> None:
-        resumed.restore_variables(self._state, self._model, self._learning_rate)
+    def _check_same(self, found: Checkpoint) -> None:
+        """Raise ConfigError for a checkpoint of another model, of other data or of other settings."""
+        refuse_other(str(found.folder), found.facts["identity"], self._identity)
+        remedy = "Name another folder, or use the same model"
+        whose = "the model of this script"
+        check_variables(found, self._state.values(), whose=whose, remedy=remedy)
+
+    def _restore_variables(self, facts: Facts) -> None:
+        self._state.assign(self._values.state)
+        if self._learning_rate not in (None, facts.learning_rate):  # the one that the script sets now
+            set_learning_rate(self._model, self._learning_rate)
+
+    def _restore(self, facts: Facts) -> None:
+        """Restore the variables, and the states of callbacks."""
+        self._restore_variables(facts)
+        load_states(self._callbacks, self._model, facts.callbacks, self._values.of_callbacks)
 
     # -- when training begins --
 
     def begin(self, calls: Any, *, epochs: int, initial_epoch: int, steps: int | None) -> int:
         """Call the callbacks at the beginning, set their states and the History; return the first epoch."""
-        resumed = self._resumed
-        if resumed is None:
+        if self._resumed is None:
             return super().begin(calls, epochs=epochs, initial_epoch=initial_epoch, steps=steps)
+        facts = self._resumed.facts
         for callback in self._callbacks:
             if type(callback).__name__ == "CSVLogger":
                 callback.append = True  # the lines of the epochs before
         calls.on_train_begin()
-        resumed.restore_history(self._model.history)
-        self._restore_variables(resumed)
-        resumed.restore_callbacks(self._callbacks, self._model)
-        if resumed.is_over(epochs):
+        history = self._model.history
+        history.epoch = list(facts.epochs)
+        history.history = {name: from_plain(values) for name, values in facts.history.items()}
+        self._restore(facts)
+        if facts.is_stopped or facts.place.epoch >= epochs:
             if self._option.folder.absolute() in _finished_here:
                 problem = "holds the training of an earlier fit of this process, which is finished"
                 remedy = "Name another folder for this fit, or pass more epochs to continue"
                 raise ConfigError(str(self._option.folder), problem, remedy=remedy)
-            reason = "a callback had ended it" if resumed.facts.is_stopped else f"{epochs} epochs are done"
+            reason = "a callback had ended it" if facts.is_stopped else f"{epochs} epochs are done"
             self._say("fit: nothing is left to train: %s at step %d, says %s", reason, self.step)
             return epochs
-        begun = resumed.facts.place.epoch
-        self._say("fit: resuming at step %d, in epoch %d, from %s", self.step, begun + 1)
-        return begun
+        self._say("fit: resuming at step %d, in epoch %d, from %s", self.step, facts.place.epoch + 1)
+        return facts.place.epoch
 
     @property
     def logs(self) -> dict[str, Any]:
@@ -227,13 +245,11 @@ class FitCheckpoints(CheckpointHooks):
         In a resumed epoch, those callbacks have been called before: what they change is restored.
         """
         self._epoch, self._part = epoch, EpochPart()
-        resumed = self._resumed
-        if resumed is not None and resumed.facts.place.is_within and resumed.facts.place.epoch == epoch:
-            self._restore_variables(resumed)
-            resumed.restore_callbacks(self._callbacks, self._model)
-            place, logs = resumed.facts.place, from_plain(resumed.facts.logs)
-            totals = self._training.step.resumed(resumed.totals)
-            self._part = EpochPart(place.done, place.index, totals, logs)
+        facts = None if self._resumed is None else self._resumed.facts
+        if facts is not None and facts.place.is_within and facts.place.epoch == epoch:
+            self._restore(facts)
+            totals = self._training.step.resumed(self._values.totals)
+            self._part = EpochPart(facts.place.done, facts.place.index, totals, from_plain(facts.logs))
         self._begun_at = self.step - self._part.done
         if self._option.every is not None:
             self._training.runner.rest_every(self._option.every, self.step)
@@ -282,7 +298,7 @@ class FitCheckpoints(CheckpointHooks):
     def after_epoch(self, logs: Mapping[str, Any], *, is_last: bool, is_stopped: bool) -> None:
         """Save at the end of an epoch, if there is no other time for it, or if it is the last one."""
         self._epoch += 1
-        self._resumed = None
+        self._resumed, self._values = None, NO_VALUES
         if is_last or self._option.every is None:
             self._save(None, logs, is_stopped=is_stopped)
 

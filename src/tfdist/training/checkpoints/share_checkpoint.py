@@ -41,6 +41,9 @@ class Values(NamedTuple):
     of_callbacks: dict[str, Any]
 
 
+NO_VALUES = Values([], [], {})
+
+
 class SharedCheckpoint(Generic[FactsT]):
     """A checkpoint that all workers know and the chief reads; all workers call the methods.
 
