@@ -21,10 +21,10 @@ import logging
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tfdist._utils.kinds_of_strategies import is_asynchronous
@@ -59,6 +59,7 @@ from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepar
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.trainer.run_report import RunReport
 from tfdist.trainer.train_loop import Run
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.error_messages.print_uncaught_errors import leave_out_errors_of_executors
@@ -71,28 +72,7 @@ _ACCURACY_TOLERANCE = 2e-3
 _log = logging.getLogger("tfdist")
 
 
-@dataclass(frozen=True)
-class Report:
-    """The results of a run."""
-
-    data: str
-    substitute_for: str | None
-    test_accuracy: float
-    test_loss: float
-    test: dict[str, float]
-    steps: int
-    skipped_batches: list[int]
-    begun_at_step: int
-    starts: int
-    steps_lost: int
-    seconds: float
-    bytes_sent_per_step: dict[str, int]
-    export: str
-    config: dict[str, Any]
-    versions: dict[str, str]
-
-
-def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> Report | None:
+def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> RunReport | None:
     """Run this task's part of the job; return the report if this is the chief.
 
     Raises:
@@ -189,7 +169,7 @@ def _connected(
         yield RunContext(config, cluster, strategy, data, folder, notice, server_termination, elastic, remote)
 
 
-def _train(context: RunContext) -> Report | None:
+def _train(context: RunContext) -> RunReport | None:
     started = time.monotonic()
     config, data, folder, strategy = context.config, context.data, context.folder, context.strategy
     if context.is_chief and data.substitute_for:
@@ -214,7 +194,7 @@ def _train(context: RunContext) -> Report | None:
     if context.is_chief:
         record(PhaseBegun(phase="exporting"))
         report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
-        write_json(folder.report_file, asdict(report))
+        write_json(folder.report_file, msgspec.to_builtins(report))
         record(Exported(folder=report.export))
         run.close()
         if context.remote is not None:
@@ -231,14 +211,14 @@ def _report(
     results: dict[str, float],
     sent: Mapping[str, int],
     started: float,
-) -> Report:
+) -> RunReport:
     """Check and export the trained model, and return the report."""
     config, data = context.config, context.data
     local = build_model(config, data)
     local.set_weights(weights)
     _check_answers(context, run, local, outputs, results["accuracy"])
     steps = max(1, run.step - run.begun_at)
-    return Report(
+    return RunReport(
         data=data.name,
         substitute_for=data.substitute_for,
         test_accuracy=results["accuracy"],

@@ -27,6 +27,7 @@ from tfdist.launcher.run_events import (
     read_events,
 )
 from tfdist.profiling.timeline_paths import TaskShares, shares_file, timelines_in
+from tfdist.trainer.run_report import RunReport
 
 _Event = TypeVar("_Event")
 _Decoded = TypeVar("_Decoded")
@@ -34,22 +35,6 @@ _LARGEST_PICTURE = 100_000  # bytes
 _MOST_PICTURES, _MOST_PICTURE_CHARACTERS = 24, 2_000_000  # of all pictures, as the page has them
 _LONGEST_SILENCE = 1e8  # seconds between two events: three years are a clock that was wrong
 _LONGEST_PAUSE = 600.0  # after the end of a start, until the next one counts as part of the run
-
-
-class Results(msgspec.Struct):
-    """The part of report.json that the page shows."""
-
-    test_accuracy: float | None = None
-    test: dict[str, float] = {}
-    steps: int = 0
-    skipped_batches: list[int] = []
-    seconds: float = 0.0
-    bytes_sent_per_step: dict[str, int] = {}
-    export: str = ""
-    config: dict[str, Any] = {}
-    versions: dict[str, str] = {}
-    data: str = ""
-    substitute_for: str | None = None
 
 
 class RecordedSteps(msgspec.Struct, rename={"first_step": "first step", "last_step": "last step"}):
@@ -98,7 +83,7 @@ class RunFacts:
     place: str
     events: Sequence[AnyEvent] = ()
     times: Sequence[float] = ()
-    results: Results | None = None
+    results: RunReport | None = None
     answers: Answers | None = None
     recorded: Sequence[RecordedSteps] = ()
     problem: str | None = field(default=None)
@@ -175,7 +160,7 @@ def read_run(folder: Path, place: str | None = None) -> RunFacts:
     """
     try:
         events = _events(folder / FILE)
-        results = _decoded(folder / "report.json", Results)
+        results = _decoded(folder / "report.json", RunReport)
         answers = None if results is None else _answers(folder / "report")
         tables = [_decoded(shares_file(path), RecordedSteps) for path in timelines_in(folder)]
     except OSError as error:
@@ -229,7 +214,7 @@ def is_stop(problem: str) -> bool:
     return re.match(r"(launcher: stopped by )?SIG[A-Z0-9]+\b", problem) is not None
 
 
-def _problem(events: Sequence[AnyEvent], results: Results | None) -> str | None:
+def _problem(events: Sequence[AnyEvent], results: RunReport | None) -> str | None:
     """Return why the run failed; empty if it is done, None if its last start has not ended."""
     if not events:
         return "" if results is not None else None
