@@ -12,10 +12,9 @@ from tfdist.training.data.check_same_data import digest_of
 from tfdist.training.data.distribute import Data
 from tfdist.training.data.inspect_dataset import (
     chain_of,
+    check_order,
     contains_python,
     definitions_of,
-    has_no_order,
-    is_shuffled_anew,
 )
 
 _log = logging.getLogger("tfdist")
@@ -81,16 +80,7 @@ class ResumableData:
 
     def _check(self, dataset: tf.data.Dataset) -> None:
         self._seen = dataset
-        for part in chain_of(dataset):
-            if is_shuffled_anew(part):
-                problem = "is shuffled without a seed: a resumed run would lose and repeat examples"
-                remedy = "Use shuffle(…, seed=…), or call keras.utils.set_random_seed(…) first"
-                raise DataError("the data set", problem, remedy=remedy)
-            if has_no_order(part):
-                problem = (
-                    "has no fixed order (deterministic=False): a resumed run would lose and repeat examples"
-                )
-                raise DataError("the data set", problem, remedy="Leave deterministic=False out")
+        check_order(dataset, "a resumed run would lose and repeat examples", instead="")
         has_python = contains_python(dataset)
         self.reads_again = (
             has_python or _uses_data_in_functions(dataset) or _depends_on_earlier_passes(dataset)

@@ -49,24 +49,24 @@ _HANDLES = (tf.resource, tf.variant)
 MOST_BYTES = 2**31 - 2**20
 
 
-def check_order(dataset: tf.data.Dataset) -> None:
-    """Refuse a data set without a fixed order, from which workers would take parts that overlap."""
+def check_order(
+    dataset: tf.data.Dataset,
+    harm: str = "workers would lose some examples and repeat others",
+    *,
+    instead: str = ", or pass a function of the input context that shards first",
+) -> None:
+    """Refuse a data set without a fixed order, from which workers would take parts that overlap.
+
+    The texts are those of the error: what the order would do, and what else a user may do.
+    """
     for part in chain_of(dataset):
         if is_shuffled_anew(part):
-            problem = "is shuffled without a seed: workers would lose some examples and repeat others"
-            remedy = (
-                "Use shuffle(…, seed=…), or call tf.keras.utils.set_random_seed(…) first, or pass a function"
-                " of the input context that shards before it shuffles"
-            )
+            problem = f"is shuffled without a seed: {harm}"
+            remedy = f"Use shuffle(…, seed=…), or call keras.utils.set_random_seed(…) first{instead}"
             raise DataError("the data set", problem, remedy=remedy)
         if has_no_order(part):
-            problem = (
-                "has no fixed order (deterministic=False): workers would lose examples and repeat others"
-            )
-            remedy = (
-                "Leave deterministic=False out, or pass a function of the input context that shards first"
-            )
-            raise DataError("the data set", problem, remedy=remedy)
+            problem = f"has no fixed order (deterministic=False): {harm}"
+            raise DataError("the data set", problem, remedy=f"Leave deterministic=False out{instead}")
 
 
 def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
