@@ -3,7 +3,6 @@
 python -m tfdist.engines.ssh.launch RUN_DIR < plan.json
 """
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,10 @@ import msgspec
 import tfdist
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.engines.client_command import run_client
 from tfdist.engines.ssh.plan_file import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
 from tfdist.engines.ssh.task_on_host import GRACE
-from tfdist.errors import LOST, ConfigError, exit_with_status
+from tfdist.errors import LOST, ConfigError, TfdistError, exit_with_status
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
 from tfdist.launcher.outcome import LaunchError
 
@@ -59,19 +59,11 @@ def _ask(plan: Plan, host: str) -> FoundHost | ConfigError:
     """Return what a host tells, or its problem."""
     words = plan.words_for(host, "check", str(len(plan.tasks_on(host))))
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",  # a host may greet in another encoding
-            timeout=_SECONDS_TO_CHECK,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return ConfigError(host, f"has not answered in {_SECONDS_TO_CHECK:g} s")
-    except FileNotFoundError:
-        return ConfigError("ssh", "is not found", remedy="Install the OpenSSH client")
+        done = run_client(words, "ssh", "Install the OpenSSH client", text="", timeout=_SECONDS_TO_CHECK)
+    except ConfigError as error:
+        return error
+    except TfdistError as error:
+        return ConfigError(host, error.problem)
     if done.returncode == 0:
         try:
             return msgspec.json.decode(done.stdout.splitlines()[-1], type=FoundHost)
