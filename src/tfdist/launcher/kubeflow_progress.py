@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 _log = logging.getLogger("tfdist")
@@ -63,7 +64,7 @@ class _Reporter:
         if self._began is None:
             self._began = now, step
         status: dict[str, Any] = {
-            "lastUpdatedTime": _now(),
+            "lastUpdatedTime": datetime.now().astimezone().isoformat(timespec="seconds"),
             "metrics": [
                 {"name": name, "value": f"{value:g}"} for name, value in metrics.items() if value is not None
             ],
@@ -124,9 +125,3 @@ def _reporter() -> _Reporter | None:
         _log.warning("%s is not used: it must begin with https://, or the token could be read", _URL)
         return None
     return _Reporter(_Server(*values))
-
-
-def _now() -> str:
-    """Return the time as RFC 3339 has it, for people."""
-    text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return f"{text[:-2]}:{text[-2:]}"

@@ -151,7 +151,8 @@ class CheckpointManager:
         """Return whether an evaluation reaches train.until_accuracy; all tasks call this and agree."""
         if self._config.train.until_accuracy is None:
             return False
-        return bool(self._agreed([self._is_enough(results)])[0])
+        [is_enough] = take_from_chief(self._strategy, [self._is_enough(results)], is_chief=self._is_chief)
+        return bool(is_enough)
 
     def _is_enough(self, results: Mapping[str, float]) -> bool:
         wanted = self._config.train.until_accuracy
@@ -210,13 +211,6 @@ class CheckpointManager:
                 self._remote.put_checkpoint(step, keep, also)
 
         self.writer.save(self._folder, step, values, facts, keep=keep, also=also, files=files, then=upload)
-
-    def _agreed(self, numbers: list[int]) -> list[int]:
-        """Return the chief's numbers; all tasks must call this with the same count of numbers."""
-        if not numbers:
-            return []
-        agreed = take_from_chief(self._strategy, numbers, is_chief=self._is_chief)
-        return [int(number) for number in agreed]
 
 
 def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
