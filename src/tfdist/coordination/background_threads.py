@@ -3,14 +3,18 @@
 import contextlib
 import logging
 import os
+import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NoReturn, TypeVar
 
 from tfdist.errors import TfdistError
 
 _Task = TypeVar("_Task")
+_Item = TypeVar("_Item", bound=Hashable)
+_Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="TaskThreads")
 
 
@@ -45,6 +49,37 @@ class TaskThreads:
 
     def __exit__(self, *_: object) -> None:
         self.is_over.set()
+
+
+def each_in_time(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], seconds: float, *, most: int = 64
+) -> dict[_Item, _Result]:
+    """Call a function with each item, in so many threads; return the results that have come in time.
+
+    Some calls cannot be interrupted, such as those of the system's resolver. What is late continues in a
+    thread that ends with the process.
+    """
+    waiting: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+    results: dict[_Item, _Result] = {}
+    for item in (items := list(items)):
+        waiting.put(item)
+
+    def work() -> None:
+        while True:
+            try:
+                item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            results[item] = function(item)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(items), most))]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    came = dict(results)
+    return {item: came[item] for item in items if item in came}
 
 
 def end_process(error: TfdistError) -> NoReturn:

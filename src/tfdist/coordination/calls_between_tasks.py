@@ -6,15 +6,14 @@ know.
 """
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from tfdist.cluster.config import Task
+from tfdist.coordination.background_threads import each_in_time
 from tfdist.errors import first_line
 
-_Key = TypeVar("_Key")
+_Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 _functions: dict[str, Any] = {}
 _log = logging.getLogger("tfdist")
@@ -63,24 +62,18 @@ def call_each(
 
     from tfdist._utils.tf_private import own_executor
 
-    values: dict[_Key, _Value] = {}
-
-    def call(task: _Key) -> None:
+    def called(task: _Key) -> tuple[_Value, ...]:
         # A separate executor: otherwise the failure of one task counts as that of the next.
         with own_executor():
             try:
-                values[task] = function(task)
+                return (function(task),)
             except tf.errors.OpError as error:
                 _log.info("%s does not answer: %s", task, first_line(error))
+                return ()
 
-    threads = {task: threading.Thread(target=call, args=(task,), daemon=True) for task in tasks}
-    for thread in threads.values():
-        thread.start()
-    deadline = time.monotonic() + seconds
-    for thread in threads.values():
-        thread.join(max(0.0, deadline - time.monotonic()))
-    came = dict(values)
-    return {task: came[task] for task in threads if task in came}
+    tasks = list(tasks)
+    answers = each_in_time(called, tasks, seconds, most=len(tasks))
+    return {task: value for task, values in answers.items() for value in values}
 
 
 def fetch(tensor: Any) -> Any:

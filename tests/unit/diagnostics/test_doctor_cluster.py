@@ -11,6 +11,7 @@ import pytest
 
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.background_threads import each_in_time
 from tfdist.diagnostics.doctor.check_addresses_and_ports import (
     check_access,
     check_addresses,
@@ -19,7 +20,6 @@ from tfdist.diagnostics.doctor.check_addresses_and_ports import (
     reach_all,
 )
 from tfdist.diagnostics.doctor.names_and_reachability import (
-    each_in_time,
     is_local,
     look_up,
     own_address,

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from tfdist._utils.read_yaml_and_json import read_yaml
 from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.only_peers import ONLY_PEERS
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.names_and_reachability import (
     Names,
     Reached,
-    each_in_time,
     is_local,
     is_loopback,
     look_up,

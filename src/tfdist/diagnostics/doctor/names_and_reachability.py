@@ -3,22 +3,17 @@
 import contextlib
 import errno
 import ipaddress
-import queue
 import re
 import socket
-import threading
-import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.health_checks import connected, reason_of
 
-_MOST_THREADS = 64
 _SECONDS_FOR_NAMES = 10.0
 _A_STRANGER = ("192.0.2.1", 9)  # RFC 5737: nobody's; nothing is sent there
-_Item = TypeVar("_Item", bound=Hashable)
-_Result = TypeVar("_Result")
 
 
 class Names(NamedTuple):
@@ -48,36 +43,6 @@ class Reached(NamedTuple):
         """Return what an error means."""
         is_refused, is_unknown = error.errno == errno.ECONNREFUSED, isinstance(error, socket.gaierror)
         return cls(is_refused=is_refused, is_unknown=is_unknown, problem=reason_of(error))
-
-
-def each_in_time(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], seconds: float
-) -> dict[_Item, _Result]:
-    """Call a function with each item, many at a time; return the results that are there after so long.
-
-    The system's resolver cannot be interrupted, so what is late continues in a thread that ends with the
-    process.
-    """
-    waiting: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-    results: dict[_Item, _Result] = {}
-    for item in (items := list(items)):
-        waiting.put(item)
-
-    def work() -> None:
-        while True:
-            try:
-                item = waiting.get_nowait()
-            except queue.Empty:
-                return
-            results[item] = function(item)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(items), _MOST_THREADS))]
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(results)
 
 
 def look_up(hosts: Iterable[str], seconds: float = _SECONDS_FOR_NAMES) -> dict[str, Names]:
