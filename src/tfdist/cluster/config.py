@@ -66,12 +66,12 @@ class Task(NamedTuple):
         return f"{self.device}/device:CPU:0"
 
     @classmethod
-    def parse(cls, text: str, where: str = "task") -> "Task":
+    def parse(cls, text: str) -> "Task":
         """Parse `worker:1`; a chief or an evaluator needs no index."""
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?::([0-9]{1,9}))?", text)
         if not match or (match[2] is None and match[1] not in ("chief", "evaluator")):
-            raise ConfigError(where, expected="a role and an index such as worker:1", received=shown(text))
-        check_name(match[1], where)
+            raise ConfigError("task", expected="a role and an index such as worker:1", received=shown(text))
+        check_name(match[1], "task")
         return cls(match[1], int(match[2] or 0))
 
 

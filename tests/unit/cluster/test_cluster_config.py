@@ -58,8 +58,8 @@ def test_a_task_is_read_from_text(text, task):
     "text", ["", "worker", "worker:", "worker:x", "worker:-1", "1", "wroker:1", "worker:1:2"]
 )
 def test_a_task_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match=r"^--task"):
-        Task.parse(text, "--task")
+    with pytest.raises(ConfigError, match=r"^task"):
+        Task.parse(text)
 
 
 def test_tf_config_is_the_exact_dict():
