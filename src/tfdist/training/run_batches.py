@@ -53,10 +53,40 @@ class DataPosition:
         """Return whether the data are known to have ended."""
         return bool(self.size) and self.seen >= (self.size or 0)
 
-    def end_data(self) -> None:
-        """Note that the data have ended, and begin them again."""
-        self.size = self.size or self.seen
-        self.seen = 0
+    def end_epoch(self, runner: Any, *, missing: int) -> None:
+        """Begin the data again if an epoch ends where they do; it has missed a number of batches."""
+        self.seen += missing
+        if self.is_at_end:
+            runner.begin_again()
+        if self.is_at_end or missing:
+            self.size = self.size or self.seen
+            self.seen = 0
+
+
+@dataclass
+class EpochPart:
+    """The part of an epoch that is done, which `run_batches` continues and keeps up to date.
+
+    Attributes:
+        done: The number of batches.
+        index: The index of the next batch, as callbacks get it.
+        totals: The totals of the metrics; None before the first batch.
+        logs: The logs of the last batch; at the end of the epoch the metrics' results.
+        is_leaving: Whether the epoch is left, without a word to the callbacks, once all executions that are
+            under way have ended.
+    """
+
+    done: int = 0
+    index: int = 0
+    totals: Any = None
+    logs: dict[str, Any] = field(default_factory=dict)
+    is_leaving: bool = False
+
+    def end(self, step: KerasStep) -> None:
+        """Write the metrics' results to the logs, and the totals to the metrics."""
+        if self.done:
+            self.logs = step.results(self.totals)
+        step.store(self.totals)
 
 
 @dataclass(frozen=True)
@@ -100,6 +130,23 @@ class EpochBatches:
         position = None if repeats else DataPosition.of(data, model, strategy, steps)
         return cls(steps, expected, repeats, position)
 
+    def steps_left(self, part: EpochPart, together: int) -> int | None:
+        """Return how many steps an epoch has left, in whole executions of `together`; None for all data."""
+        return None if self.steps is None else -(-self.steps // together) * together - part.done
+
+    def are_taken(self, part: EpochPart) -> bool:
+        """Return whether it is known that an epoch has no more batches, without asking the runner."""
+        position = self.position
+        return position is not None and (position.is_at_end or part.index >= (self.steps or 0))
+
+    def may_have_more(self, part: EpochPart) -> bool:
+        """Return whether to expect another batch; if their number is unknown, also after the last one."""
+        return self.expected is None or part.done < self.expected
+
+    def are_cut_short(self, part: EpochPart) -> bool:
+        """Return whether an epoch has had batches, but fewer than it wants."""
+        return self.steps is not None and 0 < part.done < self.steps
+
 
 class FitSchedule(NamedTuple):
     """The epochs of a call of `fit`, and the batches that each of them trains and tests on."""
@@ -115,26 +162,6 @@ class FitSchedule(NamedTuple):
         if isinstance(self.validated, int):
             return (epoch + 1) % self.validated == 0
         return epoch + 1 in self.validated
-
-
-@dataclass
-class EpochPart:
-    """The part of an epoch that is done, which `run_batches` continues and keeps up to date.
-
-    Attributes:
-        done: The number of batches.
-        index: The index of the next batch, as callbacks get it.
-        totals: The totals of the metrics; None before the first batch.
-        logs: The logs of the last batch; at the end of the epoch the metrics' results.
-        is_leaving: Whether the epoch is left, without a word to the callbacks, once all executions that are
-            under way have ended.
-    """
-
-    done: int = 0
-    index: int = 0
-    totals: Any = None
-    logs: dict[str, Any] = field(default_factory=dict)
-    is_leaving: bool = False
 
 
 def run_batches(
@@ -165,63 +192,54 @@ def run_batches(
             executions.
         together: The steps of an execution; those that the model is compiled with if None.
     """
-    step, steps, position = phase.step, batches.steps, batches.position
+    step, runner, position = phase.step, phase.runner, batches.position
     together = steps_per_execution(model) if together is None else together
-    wanted = steps
-    if steps is not None and calls is not None and not is_keras_2(model):  # Keras 3 runs whole executions
-        wanted = -(-steps // together) * together
     if part.totals is None:
         part.totals = step.begin()
-    left = None if wanted is None else wanted - part.done
-    running = phase.runner.epoch(left, lambda: together, part.totals, repeats=batches.repeats)
+    # Keras 3 runs whole executions.
+    left = batches.steps_left(part, 1 if calls is None or is_keras_2(model) else together)
+    running = runner.epoch(left, lambda: together, part.totals, repeats=batches.repeats)
     running = name_steps(running, before + part.done) if name == "train" else running
     with contextlib.closing(running):
         while True:
-            is_over = position is not None and (position.is_at_end or part.index >= (wanted or 0))
+            are_taken = batches.are_taken(part)
             # Before the steps, which may need what a callback sets here. If the number of batches is unknown,
             # there is one call too many after the last batch, as in Keras.
-            is_expected = not (is_over or part.is_leaving) and (
-                batches.expected is None or part.done < batches.expected
-            )
-            if calls is not None and is_expected:
-                getattr(calls, f"on_{name}_batch_begin")(part.index)
+            if not (are_taken or part.is_leaving) and batches.may_have_more(part):
+                _call(calls, f"on_{name}_batch_begin", part.index)
             if are_own and part.done:
-                phase.runner.settle_writes()
-            ran, part.totals = (0, part.totals) if is_over else next(running, (0, part.totals))
-            if part.is_leaving and not ran:
+                runner.settle_writes()
+            execution = None if are_taken else next(running, None)
+            if execution is None:
                 break
-            if position is not None and not is_over:
+            ran, part.totals = execution
+            if position is not None:
                 position.seen += together
-            if not ran:
-                if position is not None and (position.is_at_end or not is_over):
-                    if position.is_at_end:
-                        phase.runner.begin_again()
-                    position.end_data()
-                if calls is not None and steps is not None and 0 < part.done < steps:
-                    warnings.warn(RAN_OUT, stacklevel=3)
-                break
             part.logs = step.batch_logs(part.totals)
             part.done += ran
             count(model, name, ran)
             last = last_index(model, part.index, ran)
             if are_own:
                 step.store(part.totals)
-            if calls is not None:
-                getattr(calls, f"on_{name}_batch_end")(last, part.logs)
+            _call(calls, f"on_{name}_batch_end", last, part.logs)
             part.index = last + 1
             try:
                 yield part.done, part.logs
             except GeneratorExit:  # the caller ends the epoch here
-                _end(part, step)
+                part.end(step)
                 raise
-    _end(part, step)
+        if not part.is_leaving:
+            if position is not None:
+                position.end_epoch(runner, missing=0 if are_taken else together)
+            if calls is not None and batches.are_cut_short(part):
+                warnings.warn(RAN_OUT, stacklevel=3)
+    part.end(step)
 
 
-def _end(part: EpochPart, step: KerasStep) -> None:
-    """Write the metrics' results to the logs, and the totals to the metrics."""
-    if part.done:
-        part.logs = step.results(part.totals)
-    step.store(part.totals)
+def _call(calls: Any, name: str, *arguments: Any) -> None:
+    """Call a method of Keras's list of callbacks, if there is a list."""
+    if calls is not None:
+        getattr(calls, name)(*arguments)
 
 
 def steps_per_execution(model: Any) -> int:
