@@ -1,5 +1,6 @@
 """Train up to the last step: evaluate, save and report at the steps where that is due, and resume."""
 
+import enum
 import logging
 import sys
 from collections.abc import Mapping
@@ -57,18 +58,25 @@ def _command() -> list[str]:
     return ["tfdist", "train", *without_secrets(sys.argv[1:])] if is_typed and not is_launched() else []
 
 
+class _End(enum.Enum):
+    """The reasons why a run ends."""
+
+    LEAVING = "a task was told to end"
+    STEPS = "all steps are done"
+    ACCURACY = "the test accuracy has reached train.until_accuracy"
+    CALLBACK = "a callback has stopped the training"
+
+
 class _Part(NamedTuple):
     """The end of a part of a run.
 
     Attributes:
         results: The results of the evaluation there, if there was one.
-        is_last: Whether the run is over.
-        is_enough: Whether the test accuracy has reached train.until_accuracy.
+        end: Why the run ends there; None if it continues.
     """
 
     results: dict[str, float]
-    is_last: bool
-    is_enough: bool
+    end: _End | None
 
 
 class Run:
@@ -82,6 +90,7 @@ class Run:
         self._context, self._model = context, model
         self._config, self._strategy = context.config, context.strategy
         self._per_epoch = steps_per_epoch(context.config, context.data)
+        self._evaluate_every, self._save_every = periods(context.config, context.data)
         self.total = total_steps(context.config, context.data)
         self.step = self.begun_at = 0
         self._profiled = self._profiled_steps()
@@ -93,6 +102,7 @@ class Run:
         self._testing: Phase | None = None
         self._batches = Batches.of(context.config, context.data, model)
         self._named_callbacks = named_callbacks(context.config)
+        self._epochs = (self._per_epoch,) if self._named_callbacks else ()  # when callbacks are called
         workers = context.cluster.size("worker") if context.is_asynchronous else 0
         self._calls = steps_per_call(context.config, context.data, model, workers=workers)
         self._agreement = Agreement(context.strategy, is_chief=context.is_chief, steps_per_call=self._calls)
@@ -179,14 +189,9 @@ class Run:
     @property
     def _has_due(self) -> bool:
         """Return whether an evaluation or callbacks are due at this step, for the start after this one."""
-        every = (periods(self._config, self._context.data)[0], *self._epochs)
+        every = (self._evaluate_every, *self._epochs)
         has_stopped = self._callbacks is not None and self._callbacks.has_stopped
         return has_stopped or self.step == self.total or any(self.step % each == 0 for each in every)
-
-    @property
-    def _epochs(self) -> tuple[int, ...]:
-        """Return the number of steps after which callbacks are called; none without callbacks."""
-        return () if self._callbacks is None else (self._per_epoch,)
 
     def _record_start(self) -> None:
         if not self._context.is_chief:
@@ -212,8 +217,8 @@ class Run:
         record(PhaseBegun(phase="training"))
 
     def _train(self, session: Session, training: Phase, state: State) -> dict[str, float]:
-        part = _Part({}, is_last=False, is_enough=False)
-        while (self.step < self.total or self._checkpoint_manager.is_pending) and not part.is_last:
+        part = _Part({}, None)
+        while (self.step < self.total or self._checkpoint_manager.is_pending) and part.end is None:
             try:
                 part = self._train_part(session, training, state)
             except NotFinite as failure:
@@ -223,80 +228,84 @@ class Run:
                 self._checkpoint_manager.writer.wait()
                 wait_for_all(self._strategy)  # until the chief has saved
                 raise self._preempted()
-            if not part.is_last:
+            if part.end is None:
                 self._check_membership()
-        if part.is_last:
+        if part.end is not None:
             self._profiled.end_if_due(self.step, is_over=True)
-            self._report_end(part.is_enough)
+            self._report_end(part.end)
         return part.results
 
-    def _train_part(self, session: Session, training: Phase, state: State) -> "_Part":
+    def _train_part(self, session: Session, training: Phase, state: State) -> _Part:
         """Train up to the next step at which something is due, and do that."""
-        evaluate_every, save_every = periods(self._config, self._context.data)
         if self._checkpoint_manager.is_pending:  # the start before was told to end at this step
             self._checkpoint_manager.is_pending = False
         else:
-            goal = _next(self.step, self.total, evaluate_every, save_every, *self._epochs)
-            goal = self._profiled.boundary(self.step, goal)
-            self._profiled.begin_if_due(self.step)
-            self._advance(training, self._recovery.goal(self.step, goal))
-        is_last = self.step == self.total
-        self._profiled.end_if_due(self.step, is_over=is_last or self._is_leaving)
-        if is_last and not self._is_leaving:
+            self._train_until_due(training)
+        are_steps_done = self.step == self.total
+        self._profiled.end_if_due(self.step, is_over=are_steps_done or self._is_leaving)
+        if are_steps_done and not self._is_leaving:
             session.finish()
         if self._recovery.is_searching:
             self._recovery.checked_values(self.step, state)
-        # If there is an evaluator task, the other tasks run only the last evaluation.
-        is_due = is_last or (self.step % evaluate_every == 0 and not self._config.cluster.evaluator)
-        results = self._evaluate(session) if is_due and not self._is_leaving else {}
-        is_enough = bool(results) and self._checkpoint_manager.has_enough(results)
-        if is_enough and not is_last and self._callbacks is None and self._has_averages:
-            session.finish()
-            results = self._evaluate(session)
-        is_last = is_last or is_enough
-        is_pending = self._is_leaving and self._has_due
-        if self._callbacks is not None and not self._is_leaving:
-            is_last, results = self._end_part(session, self._callbacks, results, is_last=is_last)
-        if is_last or self.step % save_every == 0 or self._is_leaving:
-            values = self._recovery.checked_values(self.step, state)
-            self._save(values, {} if self._is_leaving else results, is_pending=is_pending)
-        return _Part(results, is_last, is_enough)
+        part = self._evaluate_if_due(session)
+        if self._callbacks is not None and part.end is not _End.LEAVING:
+            part = self._callbacks_if_due(session, self._callbacks, part)
+        self._save_if_due(part, state)
+        return part
 
-    @property
-    def _has_averages(self) -> bool:
-        """Return whether the optimizer keeps averages of the weights, which are the weights in the end."""
-        return getattr(self._model.optimizer, "use_ema", False)
+    def _train_until_due(self, training: Phase) -> None:
+        goal = _next(self.step, self.total, self._evaluate_every, self._save_every, *self._epochs)
+        goal = self._profiled.boundary(self.step, goal)
+        self._profiled.begin_if_due(self.step)
+        self._advance(training, self._recovery.goal(self.step, goal))
+
+    def _evaluate_if_due(self, session: Session) -> _Part:
+        results, end = {}, _End.STEPS if self.step == self.total else None
+        # If there is an evaluator task, the other tasks run only the last evaluation.
+        is_due = self.step % self._evaluate_every == 0 and not self._config.cluster.evaluator
+        if (end or is_due) and not self._is_leaving:
+            results = self._evaluate(session)
+        if results and self._checkpoint_manager.has_enough(results):
+            if end is None and self._callbacks is None and getattr(self._model.optimizer, "use_ema", False):
+                session.finish()  # which sets the weights to their averages
+                results = self._evaluate(session)
+            end = _End.ACCURACY
+        return _Part(results, _End.LEAVING if self._is_leaving else end)
+
+    def _callbacks_if_due(self, session: Session, callbacks: Callbacks, part: _Part) -> _Part:
+        """Call the callbacks if an epoch or the run ends, which a callback may decide."""
+        end = part.end or (_End.CALLBACK if callbacks.has_stopped else None)
+        if (end or self.step % self._per_epoch == 0) and callbacks.after_epoch(part.results):
+            end = end or _End.CALLBACK
+        if end is None:
+            return part
+        if self.step < self.total:
+            session.finish()
+        callbacks.end()
+        return _Part(self._evaluate(session), end)  # a callback may have changed the weights
+
+    def _save_if_due(self, part: _Part, state: State) -> None:
+        if part.end is None and self.step % self._save_every:
+            return
+        values = self._recovery.checked_values(self.step, state)
+        self._save(values, part.results, is_pending=part.end is _End.LEAVING and self._has_due)
 
     def _check_membership(self) -> None:
         """At a checkpoint, let tasks join that wait to join an elastic cluster."""
         elastic = self._context.elastic
-        if elastic is None or self.step % periods(self._config, self._context.data)[1]:
+        if elastic is None or self.step % self._save_every:
             return
         if self._summaries is not None:
             self._summaries.flush()
         self._checkpoint_manager.writer.wait()
         elastic.check_membership(self._strategy)
 
-    def _end_part(
-        self, session: Session, callbacks: Callbacks, results: dict[str, float], *, is_last: bool
-    ) -> tuple[bool, dict[str, float]]:
-        """Call the callbacks if an epoch or the training ends; return whether it ends, and its results."""
-        is_last = is_last or callbacks.has_stopped
-        if is_last or self.step % self._per_epoch == 0:
-            is_last = callbacks.after_epoch(results) or is_last
-        if is_last:
-            if self.step < self.total:
-                session.finish()
-            callbacks.end()
-            results = self._evaluate(session)  # a callback may have changed the weights
-        return is_last, results
-
-    def _report_end(self, is_enough: bool) -> None:
+    def _report_end(self, end: _End) -> None:
         """Log whether the test accuracy has reached train.until_accuracy, if that is set."""
         wanted = self._config.train.until_accuracy
         if wanted is None or not self._context.is_chief:
             return
-        if is_enough:
+        if end is _End.ACCURACY:
             _log.info(
                 "training ends at step %d of %d: the test accuracy has reached %g",
                 self.step,
