@@ -46,51 +46,82 @@ def make_execution(
     def execution(
         iterator: Any, steps: tf.Tensor, totals: Totals, begun: Begun = _FROM_THE_BEGINNING
     ) -> tuple[tf.Tensor, Totals, tf.Tensor]:
-        cache = ps_cache()
-
-        def note(done: tf.Tensor) -> None:
-            # The loop has this number only when all of these steps have run.
-            if applied is not None and not applied.are_noted_by_update:
-                applied.note(begun.number, done)
-
-        def is_unfinished(
-            done: tf.Tensor, has_more: tf.Tensor, _: Any, totals: Totals, cached: Any
-        ) -> tf.Tensor:
-            del cached
-            is_wanted = tf.logical_and(done < steps, has_more)
-            if is_failing is None:
-                return is_wanted
-            # The replicas' sums are the same in all processes, so all processes leave the loop together.
-            return tf.logical_and(is_wanted, tf.logical_not(is_failing(totals)))
-
-        def body(
-            done: tf.Tensor, _: tf.Tensor, waited: tf.Tensor, totals: Totals, cached: list[tf.Tensor]
-        ) -> Any:
-            note(done)
-            requested_at = now(tf.cast(done, tf.float64), after=[done, *tf.nest.flatten(totals)])
-            with tf.control_dependencies([requested_at]):
-                batch = iterator.get_next_as_optional()
-            has_value = batch.has_value()
-            arrived_at = now(requested_at, after=[has_value])
-            has_value, waited = only_after(arrived_at, has_value), waited + arrived_at - requested_at
-
-            def add() -> tuple[Totals, list[tf.Tensor]]:
-                if cache is None:
-                    with nullcontext() if applied is None else applied.step(begun.number, done + 1):
-                        return step(with_none(batch.get_value()), totals), cached
-                fetched = tf.cond(tf.equal(done, 0), lambda: cache.values(begun.call), lambda: cached)
-                return step(with_none(batch.get_value()), totals, cache.pairs(fetched)), fetched
-
-            totals, cached = tf.cond(has_value, add, lambda: (totals, cached))
-            return done + tf.cast(has_value, tf.int32), has_value, waited, totals, cached
-
-        uninitialized = [] if cache is None else cache.uninitialized()
-        done = tf.convert_to_tensor(begun.done)
-        begin = (done, tf.constant(True), tf.zeros([], tf.float64), totals, uninitialized)
-        done, has_more, waited, totals, _ = tf.while_loop(is_unfinished, body, begin, parallel_iterations=1)
-        note(done)
-        if cache is not None:
-            tf.cond(has_more, tf.no_op, cache.forget)
-        return done, totals, waited
+        return _Loop(step, is_failing, ps_cache(), applied, iterator, steps, begun).run(totals)
 
     return execution
+
+
+class _State(NamedTuple):
+    """The state of an execution between two steps.
+
+    Attributes:
+        done: The number of steps.
+        has_more: Whether the data had a batch for the last one.
+        waited: The seconds that the steps have waited for data.
+        totals: The totals after them.
+        cached: The values of the cached variables, uninitialized before the first step.
+    """
+
+    done: tf.Tensor
+    has_more: tf.Tensor
+    waited: tf.Tensor
+    totals: Totals
+    cached: list[tf.Tensor]
+
+
+class _Loop(NamedTuple):
+    """The loop over the steps of an execution, in a graph."""
+
+    step: Callable[..., Totals]
+    is_failing: Callable[[Totals], tf.Tensor] | None
+    cache: PsCache | None
+    applied: AppliedSteps | None
+    iterator: Any
+    steps: tf.Tensor
+    begun: Begun
+
+    def run(self, totals: Totals) -> tuple[tf.Tensor, Totals, tf.Tensor]:
+        """Return the number of steps, the totals after them, and the seconds that they waited for data."""
+        cached = [] if self.cache is None else self.cache.uninitialized()
+        done = tf.convert_to_tensor(self.begun.done)
+        begin = _State(done, tf.constant(True), tf.zeros([], tf.float64), totals, cached)
+        [end] = tf.while_loop(self._is_unfinished, self._next, [begin], parallel_iterations=1)
+        self._note(end.done)
+        if self.cache is not None:
+            tf.cond(end.has_more, tf.no_op, self.cache.forget)
+        return end.done, end.totals, end.waited
+
+    def _is_unfinished(self, state: _State) -> tf.Tensor:
+        is_wanted = tf.logical_and(state.done < self.steps, state.has_more)
+        if self.is_failing is None:
+            return is_wanted
+        # The replicas' sums are the same in all processes, so all processes leave the loop together.
+        return tf.logical_and(is_wanted, tf.logical_not(self.is_failing(state.totals)))
+
+    def _next(self, state: _State) -> list[_State]:
+        """Return the state after another step, or after the end of the data."""
+        done, _, waited, totals, cached = state
+        self._note(done)
+        requested_at = now(tf.cast(done, tf.float64), after=[done, *tf.nest.flatten(totals)])
+        with tf.control_dependencies([requested_at]):
+            batch = self.iterator.get_next_as_optional()
+        has_value = batch.has_value()
+        arrived_at = now(requested_at, after=[has_value])
+        has_value, waited = only_after(arrived_at, has_value), waited + arrived_at - requested_at
+        totals, cached = tf.cond(has_value, lambda: self._step_on(batch, state), lambda: (totals, cached))
+        return [_State(done + tf.cast(has_value, tf.int32), has_value, waited, totals, cached)]
+
+    def _step_on(self, batch: Any, state: _State) -> tuple[Totals, list[tf.Tensor]]:
+        """Return the totals after a step on a batch, and the values of the cached variables."""
+        done, _, _, totals, cached = state
+        cache, applied, begun = self.cache, self.applied, self.begun
+        if cache is None:
+            with nullcontext() if applied is None else applied.step(begun.number, done + 1):
+                return self.step(with_none(batch.get_value()), totals), cached
+        fetched = tf.cond(tf.equal(done, 0), lambda: cache.values(begun.call), lambda: cached)
+        return self.step(with_none(batch.get_value()), totals, cache.pairs(fetched)), fetched
+
+    def _note(self, done: tf.Tensor) -> None:
+        # The loop has this number only when all of these steps have run.
+        if self.applied is not None and not self.applied.are_noted_by_update:
+            self.applied.note(self.begun.number, done)
