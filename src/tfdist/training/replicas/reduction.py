@@ -137,30 +137,17 @@ def shared_mean(
     if context.num_replicas_in_sync == 1:
         [gradients] = [loss.gradients for loss in losses] or [[]]
         return Shared(list(gradients), list(state), list(sums), size, weights, one)
-    are_shared = any(loss.are_shared for loss in losses)
-    is_mean = len(losses) == 1 and losses[0].weight is not None and not are_shared
-    by = weights[0] if is_mean else one
-    if len(losses) > 1 and losses[0].gradients:
-        # Gradients can be added up only after all divisors are known.
-        shares = [one for _ in losses] if are_shared else shares_of([loss.weight for loss in losses])
-        gradients = _of_all_losses(losses, shares)
-    else:
-        gradients = [gradient for loss in losses for gradient in loss.gradients]
-    known = [gradient for gradient in gradients if gradient is not None]
+    gradients, weight = _of_all_losses(losses, weights)
     has_any = tf.cast(size > 0, tf.float64)
     moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
     numbers = _Numbers(moved, [tf.cast(value, tf.float64) for value in sums], size, weights, has_any)
-    if add_up is None and ring_of(context.strategy) is not None:
-        total_gradients, reduced = _reduced_over_ring(known, numbers, by, is_mean=is_mean)
-    elif add_up is None:
-        total_gradients, reduced = _reduced_by_tensorflow(known, numbers, by, is_mean=is_mean)
+    if add_up is not None:
+        gradients, reduced = _reduced_by(add_up, gradients, numbers, weight)
+    elif ring_of(context.strategy) is not None:
+        gradients, reduced = _reduced_over_ring(gradients, numbers, weight)
     else:
-        # Small values first: they give the share by which each gradient is scaled once, when it is sent.
-        reduced = _summed_as_one(numbers)
-        share = tf.math.divide_no_nan(by, reduced.weights[0]) if is_mean else one
-        total_gradients = [gradient for gradient in add_up(gradients, share) if gradient is not None]
+        gradients, reduced = _reduced_by_tensorflow(gradients, numbers, weight)
     replicas = tf.maximum(reduced.replicas, 1.0)
-    means = iter(total_gradients)
     values = [
         tf.cast(value / (reduced.size if old.dtype.is_floating else replicas), old.dtype)
         for value, old in zip(reduced.state, state, strict=True)
@@ -168,50 +155,82 @@ def shared_mean(
     weights = [
         one if loss.weight is None else weight for loss, weight in zip(losses, reduced.weights, strict=True)
     ]
-    return Shared(
-        [None if gradient is None else next(means) for gradient in gradients],
-        values,
-        reduced.sums,
-        reduced.size,
-        weights,
-        replicas,
-    )
+    return Shared(gradients, values, reduced.sums, reduced.size, weights, replicas)
+
+
+def _of_all_losses(
+    losses: Sequence[OfLoss], weights: Sequence[tf.Tensor]
+) -> tuple[list[Any], tf.Tensor | None]:
+    """Return this replica's gradients of all losses; and their weight in a mean, None for a sum."""
+    are_shared = any(loss.are_shared for loss in losses)
+    if len(losses) > 1 and losses[0].gradients:
+        # Gradients can be added up only after all divisors are known.
+        one = tf.constant(1.0, tf.float64)
+        shares = [one for _ in losses] if are_shared else shares_of([loss.weight for loss in losses])
+        of_variables = zip(*(loss.gradients for loss in losses), strict=True)
+        return [summed(gradients, shares) for gradients in of_variables], None
+    is_mean = len(losses) == 1 and losses[0].weight is not None and not are_shared
+    return [gradient for loss in losses for gradient in loss.gradients], weights[0] if is_mean else None
+
+
+# -- the ways to exchange gradients and numbers: each returns the sums of gradients, or their means by the
+# total of a weight, and the sums of numbers --
+
+
+def _reduced_by(
+    add_up: AddUp, gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor | None
+) -> tuple[list[Any], _Numbers]:
+    # Small values first: they give the share by which each gradient is scaled once, when it is sent.
+    reduced = _summed_as_one(numbers)
+    return add_up(gradients, _share(weight, reduced)), reduced
 
 
 def _reduced_over_ring(
-    gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor, *, is_mean: bool
+    gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor | None
 ) -> tuple[list[Any], _Numbers]:
-    """Return the sums of gradients, or their means by the weight of the only loss, and the sums of numbers.
-
-    Dense gradients leave first, while others are still computed.
-    """
-    one = tf.constant(1.0, tf.float64)
-    dense = _summed_over_ring(gradients, weight if is_mean else one, is_mean=is_mean)
+    # Dense gradients leave first, while others are still computed.
+    dense = _summed_over_ring(gradients, weight)
     reduced = _summed_as_one(numbers)
-    share = tf.math.divide_no_nan(weight, reduced.weights[0]) if is_mean else one
+    share = _share(weight, reduced)
     sparse = iter(_all_summed([scaled(gradient, share) for gradient in gradients if _is_sparse(gradient)]))
-    return [next(sparse if _is_sparse(gradient) else dense) for gradient in gradients], reduced
+    sums = [
+        None if gradient is None else next(sparse if _is_sparse(gradient) else dense)
+        for gradient in gradients
+    ]
+    return sums, reduced
 
 
 def _reduced_by_tensorflow(
-    gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor, *, is_mean: bool
+    gradients: Sequence[Any], numbers: _Numbers, weight: tf.Tensor | None
 ) -> tuple[list[Any], _Numbers]:
-    """Return the same, of one call of TensorFlow's."""
-    mine = [scaled(gradient, weight) if is_mean else gradient for gradient in gradients]
-    summed = _all_summed([*mine, *tf.nest.flatten(numbers)])
-    sums, reduced = summed[: len(mine)], tf.nest.pack_sequence_as(numbers, summed[len(mine) :])
-    inverse = _inverse(reduced.weights[0]) if is_mean else None
-    return sums if inverse is None else [scaled(gradient, inverse) for gradient in sums], reduced
+    known = [gradient for gradient in gradients if gradient is not None]
+    mine = known if weight is None else [scaled(gradient, weight) for gradient in known]
+    totals = _all_summed([*mine, *tf.nest.flatten(numbers)])
+    sums, reduced = totals[: len(mine)], tf.nest.pack_sequence_as(numbers, totals[len(mine) :])
+    if weight is not None:
+        # As in Keras, a mean is zero if everything is masked.
+        inverse = tf.math.divide_no_nan(tf.constant(1.0, tf.float64), reduced.weights[0])
+        sums = [scaled(gradient, inverse) for gradient in sums]
+    rest = iter(sums)
+    return [None if gradient is None else next(rest) for gradient in gradients], reduced
 
 
-def _summed_over_ring(gradients: Sequence[Any], weight: tf.Tensor, *, is_mean: bool) -> Iterator[Any]:
-    """Return the sums of dense gradients over the ring, each times its weight, or their means."""
-    dense = [gradient for gradient in gradients if not _is_sparse(gradient)]
+def _share(weight: tf.Tensor | None, reduced: _Numbers) -> tf.Tensor:
+    """Return this replica's share of a mean by a weight; one for a sum."""
+    if weight is None:
+        return tf.constant(1.0, tf.float64)
+    return tf.math.divide_no_nan(weight, reduced.weights[0])
 
-    def add_up(strategy: Any, values: Any, weight: Any) -> Any:
-        return cross_device_ops_of(strategy).weighted_sums(values, weight, is_mean=is_mean)
 
-    return iter(tf.distribute.get_replica_context().merge_call(add_up, args=(dense, weight)) if dense else ())
+def _summed_over_ring(gradients: Sequence[Any], weight: tf.Tensor | None) -> Iterator[Any]:
+    """Return the sums of dense gradients over the ring, or their means by a weight."""
+    dense = [gradient for gradient in gradients if gradient is not None and not _is_sparse(gradient)]
+
+    def add_up(strategy: Any, values: Any, factor: Any) -> Any:
+        return cross_device_ops_of(strategy).weighted_sums(values, factor, is_mean=weight is not None)
+
+    factor = tf.constant(1.0, tf.float64) if weight is None else weight
+    return iter(tf.distribute.get_replica_context().merge_call(add_up, args=(dense, factor)) if dense else ())
 
 
 def _is_sparse(gradient: Any) -> bool:
@@ -237,11 +256,6 @@ def summed_apart(
     ]
 
 
-def _of_all_losses(losses: Sequence[OfLoss], factors: Sequence[tf.Tensor]) -> list[Any]:
-    of_variables = zip(*(loss.gradients for loss in losses), strict=True)
-    return [summed(gradients, factors) for gradients in of_variables]
-
-
 def _all_summed(values: Sequence[Any]) -> list[Any]:
     # TensorFlow packs the tensors of one all-reduce, and a pack does not support several types.
     context = tf.distribute.get_replica_context()
@@ -263,8 +277,3 @@ def _summed_as_one(numbers: _Numbers) -> _Numbers:
     else:
         sums = _all_summed(flat)
     return tf.nest.pack_sequence_as(numbers, sums)  # type: ignore[no-any-return]
-
-
-def _inverse(weights: tf.Tensor) -> tf.Tensor:
-    # As in Keras, a mean is zero if everything is masked.
-    return tf.math.divide_no_nan(tf.constant(1.0, tf.float64), weights)
