@@ -7,6 +7,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
-# The names of the exchanges of each graph; None for one that is in a function that the graph calls.
-_names_by_graph: weakref.WeakKeyDictionary[tf.Graph, list[str | None]] = weakref.WeakKeyDictionary()
 _CALLS = {"Case", "If", "PartitionedCall", "While"}
 
 
@@ -237,23 +236,49 @@ def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf
 # branch. So each exchange depends on the one before it.
 
 
+@dataclass
+class _GraphExchanges:
+    """The exchanges of a graph so far.
+
+    Attributes:
+        count: Their number, with those in functions that the graph calls.
+        last_own: The name of the last operation that exchanges in the graph itself.
+        is_last_called: Whether the last exchange of all is in a function that the graph calls.
+    """
+
+    count: int = 0
+    last_own: str | None = None
+    is_last_called: bool = False
+
+    def note(self, own: str | None = None) -> None:
+        """Note another exchange, by the name of its operation if that is in the graph itself."""
+        self.count += 1
+        self.last_own = own or self.last_own
+        self.is_last_called = own is None
+
+
+_exchanges_by_graph: weakref.WeakKeyDictionary[tf.Graph, _GraphExchanges] = weakref.WeakKeyDictionary()
+
+
+def _exchanges_of(graph: tf.Graph) -> _GraphExchanges:
+    return _exchanges_by_graph.setdefault(graph, _GraphExchanges())
+
+
 def _exchanges_before() -> list[tf.Operation]:
     """Return the operations of this graph that a new exchange has to wait for."""
     if tf.executing_eagerly():
         return []
     graph = tf.compat.v1.get_default_graph()
-    names = _names_by_graph.get(graph, [])
-    own = [name for name in names if name is not None]
-    before = [graph.get_operation_by_name(name) for name in own[-1:]]
-    if names and names[-1] is None:
+    exchanges, before = _exchanges_of(graph), []
+    if exchanges.last_own is not None:
+        before.append(graph.get_operation_by_name(exchanges.last_own))
+    if exchanges.is_last_called:
         before += [operation for operation in graph.get_operations() if _is_call(operation)]
     # (A function may be called from other graphs too, and can take nothing from one of them.)
-    if (
-        not own
-        and is_branch_or_loop(graph)
-        and (is_over := _mark_of_exchanges(graph.outer_graph)) is not None
-    ):
-        before.append(tf.identity(is_over).op)
+    if exchanges.last_own is None and is_branch_or_loop(graph):
+        is_over = _mark_of_exchanges(graph.outer_graph)
+        if is_over is not None:
+            before.append(tf.identity(is_over).op)
     return before
 
 
@@ -275,16 +300,16 @@ def _note_exchange(result: tf.Tensor) -> None:
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
-    _names_by_graph.setdefault(graph, []).append(result.op.name)
+    _exchanges_of(graph).note(result.op.name)
     while (graph := getattr(graph, "outer_graph", None)) is not None:
-        _names_by_graph.setdefault(graph, []).append(None)
+        _exchanges_of(graph).note()
 
 
 def _count_exchanges() -> int:
     """Return how many exchanges this graph has so far."""
     if tf.executing_eagerly():
         return 0
-    return len(_names_by_graph.get(tf.compat.v1.get_default_graph(), []))
+    return _exchanges_of(tf.compat.v1.get_default_graph()).count
 
 
 def _is_call(operation: tf.Operation) -> bool:
