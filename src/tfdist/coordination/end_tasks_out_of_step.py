@@ -206,9 +206,7 @@ class CallWatch:
             return
         known = self._with(self.state)
         if are_out_of_step([*known.values()]):
-            error = self._explained(known)
-            self._tell(error)
-            raise error
+            raise self._told_error(known)
 
     # -- in threads of its own --
 
@@ -253,9 +251,6 @@ class CallWatch:
         self._known.note(self._own, state)
         return self._known.sorted()
 
-    def _explained(self, known: Mapping[int, CallState]) -> ConfigError:
-        return out_of_step([self._names[index] for index in known], [*known.values()])
-
     def _compare(self, state: CallState) -> None:
         """End all tasks if they are out of step, and warn of one that is late."""
         known = self._with(state)
@@ -267,16 +262,16 @@ class CallWatch:
             self._parted_at = now
         has_parted = now - self._parted_at >= _SECONDS_TO_FOLLOW
         if has_parted or are_out_of_step(states):
-            error = self._explained(known)
-            self._tell(error)
-            self._stop(error)
+            self._stop(self._told_error(known))
         elif not self._own and self._messages.hears_all and (wait := self._wait.due(states, now)):
             self._warn_of_late(states, *wait)
 
-    def _tell(self, error: ConfigError) -> None:
-        """Tell all other tasks to end with an error, if this is the first task."""
+    def _told_error(self, known: Mapping[int, CallState]) -> ConfigError:
+        """Return the error of tasks that are out of step; the first task tells the others to end with it."""
+        error = out_of_step([self._names[index] for index in known], [*known.values()])
         if not self._own:
             self._messages.send(_LeadMessage(error=(error.where, error.problem, error.remedy)))
+        return error
 
     def _stop(self, error: ConfigError) -> None:
         """End this process, unless its main thread raises the error itself."""
