@@ -7,9 +7,15 @@ import tensorflow as tf
 
 
 def operations_behind(
-    tensors: Iterable[tf.Tensor], until: Callable[[tf.Operation], bool] = lambda _: False
+    tensors: Iterable[tf.Tensor],
+    until: Callable[[tf.Operation], bool] = lambda _: False,
+    *,
+    are_outer: bool = False,
 ) -> Iterator[tf.Operation]:
-    """Yield the operations that tensors are computed by, back to operations at which to stop."""
+    """Yield the operations that tensors are computed by, back to operations at which to stop.
+
+    If `are_outer`, they may be in the graphs around the one of the tensors.
+    """
     seen, waiting = set(), [tensor.op for tensor in tensors]
     while waiting:
         operation = waiting.pop()
@@ -18,6 +24,9 @@ def operations_behind(
             yield operation
             if not until(operation):
                 waiting += [tensor.op for tensor in operation.inputs]
+                if are_outer and operation.type == "Placeholder":
+                    outer = captured(operation.outputs[0])
+                    waiting += [] if outer is None or hasattr(outer, "numpy") else [outer.op]
 
 
 def captured(tensor: Any) -> Any:

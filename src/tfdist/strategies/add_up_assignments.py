@@ -29,15 +29,8 @@ def _is_computed_from(value: Any, variable: Any) -> bool:
         return False
     if tf.executing_eagerly():
         return bool(tf.reduce_any(value != 0))
-    values = [value]
-    while values:  # of a graph, and then of those around it
-        behind = list(operations_behind(values))
-        reads = (operation for operation in behind if operation.type == "ReadVariableOp")
-        if any(_is_handle(operation.inputs[0], variable) for operation in reads):
-            return True
-        outers = (captured(output) for operation in behind for output in operation.outputs)
-        values = [outer for outer in outers if outer is not None and not hasattr(outer, "numpy")]
-    return False
+    reads = (each for each in operations_behind([value], are_outer=True) if each.type == "ReadVariableOp")
+    return any(_is_handle(read.inputs[0], variable) for read in reads)
 
 
 def _is_handle(tensor: Any, variable: Any) -> bool:

@@ -125,17 +125,16 @@ def _is_moved_to_columns(factor: tf.Tensor, rows: int | None) -> bool:
 
 def depends_on_data(values: tf.Tensor) -> bool:
     """Return whether values are computed of those of a batch, and not only of its size or of weights."""
-    waiting = [values]
-    while waiting:
-        behind = operations_behind(
-            [waiting.pop()], until=lambda operation: reads_variable(operation) or operation.type in _OF_SHAPES
-        )
-        for operation in behind:
-            if operation.type == "Placeholder" and operation.outputs[0].dtype != tf.resource:
-                outer = captured(operation.outputs[0])
-                if outer is None:  # an argument
-                    return True
-                waiting += [] if hasattr(outer, "numpy") else [outer]
-            elif operation.type in _DATA:
-                return True
-    return False
+    behind = operations_behind(
+        [values],
+        until=lambda operation: reads_variable(operation) or operation.type in _OF_SHAPES,
+        are_outer=True,
+    )
+    return any(operation.type in _DATA or _is_argument(operation) for operation in behind)
+
+
+def _is_argument(operation: tf.Operation) -> bool:
+    """Return whether an operation stands for an argument of a function that is not a variable."""
+    if operation.type != "Placeholder" or operation.outputs[0].dtype == tf.resource:
+        return False
+    return captured(operation.outputs[0]) is None
