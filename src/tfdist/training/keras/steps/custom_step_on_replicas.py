@@ -43,8 +43,8 @@ from tfdist.training.keras.steps.custom_step_replaced_methods import (
     optimizers_apply_by,
 )
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
-from tfdist.training.keras.steps.step_base import MetricStep, value_of
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of, variables_read_in_place
+from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
+from tfdist.training.parameter_servers.train_sharded_variables import parts_of
 from tfdist.training.replicas.call_synchronized_layers import (
     has_synchronized_layers,
     replicas_called_together,
@@ -243,10 +243,8 @@ class CustomStepOnReplicas(MetricStep):
     def _tracing(self) -> Iterator[None]:
         with (
             losses_of_one_process(self._keras),
-            functions_run_in_place(),
-            self._randomness.drawing(),
+            traced_in_place(self._model, self._randomness),
             replicas_hideable(),
-            variables_read_in_place(self._model),
             self._methods.replaced(self._metrics),
             replicas_called_together(self._keras, self._model, self._replicas),
         ):

@@ -28,11 +28,11 @@ from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, 
 from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.stateless_scopes import RecordingScope, functions_run_in_place, recording_scope
+from tfdist.training.keras.stateless_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.steps.bias_gradients import biases_apart
-from tfdist.training.keras.steps.step_base import MetricStep, value_of
+from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of, variables_read_in_place
+from tfdist.training.parameter_servers.train_sharded_variables import parts_of
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.call_synchronized_layers import (
     has_synchronized_layers,
@@ -223,11 +223,9 @@ class Keras3Step(MetricStep):
         replicas = self._strategy.num_replicas_in_sync
         with (
             losses_of_one_process(self._keras),
-            functions_run_in_place(),
-            self._randomness.drawing(),
+            traced_in_place(self._model, self._randomness),
             self._batch_means.noted() if replicas > 1 else contextlib.nullcontext(),
             assignments_refused(self._model),
-            variables_read_in_place(self._model),
             replicas_called_together(self._keras, self._model, replicas),
         ):
             yield
@@ -245,12 +243,7 @@ class Keras3Step(MetricStep):
         if not is_asynchronous(self._strategy):
             return None
         variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
-        with (
-            losses_of_one_process(self._keras),
-            functions_run_in_place(),
-            self._randomness.drawing(),
-            variables_read_in_place(self._model),
-        ):
+        with losses_of_one_process(self._keras), traced_in_place(self._model, self._randomness):
             zeros = self._metrics.zeros()
             traced = _Traced()
 

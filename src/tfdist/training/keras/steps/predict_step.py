@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfdist._utils.keras_versions import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.stateless_scopes import functions_run_in_place, recording_scope
+from tfdist.training.keras.stateless_scopes import recording_scope
+from tfdist.training.keras.steps.step_base import traced_in_place
 from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.empty_replicas import computed_or_zero
@@ -92,11 +93,6 @@ class PredictStep:
                 state = shared_mean([], state, [], size=size).state
             return numbers, outputs, state
 
-        with (
-            functions_run_in_place(),
-            self._randomness.drawing(),
-            assignments_refused(self._model),
-            variables_read_in_place(self._model),
-        ):
+        with traced_in_place(self._model, self._randomness), assignments_refused(self._model):
             numbers, outputs, state = self._strategy.run(on_replica, args=(batch,))
         return numbers, outputs, list(zip(written, state, strict=True))

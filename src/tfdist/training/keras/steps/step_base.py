@@ -1,6 +1,7 @@
 """Define the common part of the steps of models: what totals count, and what a phase asks of a step."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,12 +13,22 @@ from tfdist.errors import ConfigError
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.model_checks import uses_xla
+from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.stateless_scopes import functions_run_in_place
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
+from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_nan_losses import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
+
+
+@contextlib.contextmanager
+def traced_in_place(model: Any, randomness: Randomness) -> Iterator[None]:
+    """Trace what a model does in the graph of its caller, where replicas draw numbers and share writes."""
+    with functions_run_in_place(), randomness.drawing(), variables_read_in_place(model):
+        yield
 
 
 class KerasStep:
