@@ -19,7 +19,9 @@ def test_the_example_and_the_page_train_on_workers_and_with_the_kernel_as_chief(
     notebook = nbformat.read(_ROOT / "examples" / "notebook.ipynb", as_version=4)
     page = (_ROOT / "docs" / "notebook.md").read_text()
     notebook.cells += map(nbformat.v4.new_code_cell, re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=600, startup_timeout=600, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     launched, as_chief = (notebook.cells[place] for place in (2, 4))
     shown = "".join(output.text for output in launched.outputs if output.output_type == "stream")
     assert "[worker:0] Epoch 3/3" in shown

@@ -47,7 +47,7 @@ def stumble(tmp_path, cache):
 
 
 def test_all_tasks_end_at_the_step_and_a_slow_one_was_named(stumble, tmp_path):
-    run = stumble("mwms2w", "--set=train.steps=20", ODD_SLEEPS="0.2")
+    run = stumble("mwms2w", "--set=train.steps=20", ODD_SLEEPS="1")
 
     assert run.returncode == 1, run.stdout + run.stderr
     said = (

@@ -69,7 +69,7 @@ class Disturb(keras.callbacks.Callback):
             Path("killed").touch()
             os.kill(int(Path(f"pid-{kill}").read_text()), signal.SIGKILL)
         if Path("killed").exists() and os.environ.get("SLOW"):
-            time.sleep(0.1)
+            time.sleep(0.5)
 
 
 def made():

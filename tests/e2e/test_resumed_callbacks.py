@@ -50,7 +50,7 @@ def test_a_cluster_that_is_started_again_ends_as_one_without_a_stop(tmp_path, st
 
     def train(run_dir, *more):
         words = ["train", "--config=train.yaml", f"--run_dir={run_dir}", *more]
-        done = tfdist(*words, cwd=tmp_path, seconds=300)
+        done = tfdist(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / run_dir / "report.json").read_text())
 

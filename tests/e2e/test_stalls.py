@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -95,8 +96,11 @@ def ended_through_gate(strategy, folder, cache):
     process = training.start()
     try:
         end = time.monotonic() + SECONDS
-        while "is stuck: " not in training.printed:
-            assert process.poll() is None, training.printed
+        while True:
+            status = process.poll()  # before the look at what is printed: what has ended has printed all
+            if "is stuck: " in training.printed:
+                break
+            assert status is None, training.printed
             assert time.monotonic() < end, training.printed
             time.sleep(0.1)
         gate.unlink()
@@ -110,14 +114,18 @@ def stuck_lines(text):
     return [line.partition("is stuck: it has been ")[2] for line in text.splitlines() if "is stuck: " in line]
 
 
+def is_stuck(line, doing, limit=15):
+    """Return whether a line says so of what a task does; on a busy machine it is noticed later."""
+    said = rf"{re.escape(doing)} for \d+ s, and the limit \(stall_timeout\) is {limit} s"
+    return re.match(said, line) is not None
+
+
 @pytest.mark.slow
 def test_a_process_that_is_stuck_in_a_callback_ends_and_continues_when_started_again(tmp_path, cache):
     training = with_sleeper("one_device", "this:0", tmp_path, cache)
     assert training.ended() == 138, training.printed
     [line] = stuck_lines(training.printed)
-    assert line.startswith(
-        "in the on_train_batch_end of its callbacks for 15 s, and the limit (stall_timeout)"
-    )
+    assert is_stuck(line, "in the on_train_batch_end of its callbacks"), line
     assert "stalling.py" in training.printed  # the stack
     assert "Traceback" not in training.printed
     [event] = training.events("task_stalled")
@@ -161,9 +169,7 @@ def test_a_script_that_is_stuck_in_fit_ends_where_it_asks_for_that(tmp_path):
     printed = output.read_text()
     assert "trains again\n" in printed
     [line] = stuck_lines(printed)
-    assert line.startswith(
-        "in the on_train_batch_end of its callbacks for 10 s, and the limit (stall_timeout)"
-    )
+    assert is_stuck(line, "in the on_train_batch_end of its callbacks", limit=10), line
     assert 'script.py", line 11 in on_train_batch_end' in printed
 
 
@@ -173,7 +179,7 @@ def test_a_process_whose_data_do_not_arrive_ends(tmp_path, cache):
     training, status = ended_through_gate("one_device", tmp_path, cache)
     assert status == 138, training.printed
     [line] = stuck_lines(training.printed)
-    assert line.startswith("in a training step (reading its data, or computing) for 15 s, and the limit")
+    assert is_stuck(line, "in a training step (reading its data, or computing)"), line
     assert training.ended() == 0, training.printed
     assert training.report()["steps"] == STEPS
 
@@ -183,7 +189,7 @@ def test_the_mirrored_worker_whose_data_do_not_arrive_is_named_and_not_the_one_t
     training, status = ended_through_gate("multi_worker_mirrored", tmp_path, cache)
     assert status == 0, training.printed
     [line] = stuck_lines(training.log("worker:1"))
-    assert line.startswith("in a training step (reading its data, or computing) for 15 s")
+    assert is_stuck(line, "in a training step (reading its data, or computing)"), line
     assert stuck_lines(training.log("worker:0")) == []
     assert "starting all tasks again (restart 1 of 3)" in training.printed
     report = training.report()
@@ -196,7 +202,7 @@ def test_the_mirrored_worker_that_is_stuck_in_a_callback_is_named(tmp_path, cach
     training = with_sleeper("multi_worker_mirrored", "worker:1", tmp_path, cache)
     assert training.ended() == 0, training.printed
     [line] = stuck_lines(training.log("worker:1"))
-    assert line.startswith("in the on_train_batch_end of its callbacks for 15 s")
+    assert is_stuck(line, "in the on_train_batch_end of its callbacks"), line
     assert stuck_lines(training.log("worker:0")) == []
     report = training.report()
     assert (report["steps"], report["begun_at_step"], report["starts"]) == (STEPS, 10, 2)
@@ -222,7 +228,7 @@ def test_the_chief_that_is_stuck_in_a_callback_ends_and_all_start_again(strategy
     training = with_sleeper(strategy, "chief:0", tmp_path, cache)
     assert training.ended() == 0, training.printed
     [line] = stuck_lines(training.log("chief:0"))
-    assert line.startswith("in the on_train_batch_end of its callbacks for 15 s")
+    assert is_stuck(line, "in the on_train_batch_end of its callbacks"), line
     assert [event["task"] for event in training.events("task_stalled")] == ["chief:0"]
     assert "starting all tasks again (restart 1 of 3)" in training.printed
     report = training.report()
@@ -235,5 +241,5 @@ def test_the_chief_of_synchronous_workers_whose_data_do_not_arrive_ends(tmp_path
     training, status = ended_through_gate("parameter_server_sync", tmp_path, cache)
     assert status == 0, training.printed
     [line] = stuck_lines(training.log("chief:0"))
-    assert line.startswith("in a training step (reading its data, or computing) for 15 s")
+    assert is_stuck(line, "in a training step (reading its data, or computing)"), line
     assert training.report()["steps"] == STEPS

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import SECONDS
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 
 pytestmark = pytest.mark.slow
@@ -113,8 +114,13 @@ def printed(tmp_path):
     for index in range(2):
         task = {"cluster": {"worker": addresses[3:]}, "task": {"type": "worker", "index": index}}
         started.append(start(folder, f"worker{index}", WORKER, TF_CONFIG=json.dumps(task)))
-    for process in started:
-        process.wait(300)
+    try:
+        for process in started:
+            process.wait(SECONDS)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
     del reserved  # which kept other processes from the ports
     return "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
 

@@ -100,11 +100,11 @@ def test_mirrored_workers_are_recorded_by_steps_and_from_outside(training):
         assert max(one["ts"], other["ts"]) <= min(end(one), end(other))
 
     (training / FILE).unlink()
-    run = tfdist("timeline", training, "--seconds=2")
+    run = tfdist("timeline", training, "--seconds=10")
     assert run.returncode == 0, run.stderr
     assert run.stdout.endswith(f"wrote {training / FILE}: open it in https://ui.perfetto.dev\n")
     about, spans = read(training)
-    assert (about["seconds"], set(spans)) == (2.0, {"worker:0", "worker:1"})
+    assert (about["seconds"], set(spans)) == (10.0, {"worker:0", "worker:1"})
     check_shares(about)
     for each in spans.values():
         begin, over = min(span["ts"] for span in each), max(map(end, each))

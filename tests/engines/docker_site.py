@@ -24,7 +24,7 @@ import tfdist
 
 __all__ = ["Docker", "NoDockerError", "docker_site", "find_compose", "why_no_docker"]
 
-SECONDS_TO_START = 60
+SECONDS_TO_START = 600
 SECONDS_TO_END = 60
 IMAGE = "host:1"
 _FOLDERS = ("dev", "etc", "proc", "root", "run", "sbin", "sys", "usr", "var/tmp")

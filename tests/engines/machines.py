@@ -59,7 +59,7 @@ class Machines:
         machine: str,
         command: Sequence[str | Path],
         *,
-        timeout: float = 60,
+        timeout: float = 600,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine to its end; return its output and exit status."""

@@ -13,7 +13,7 @@ from machines import CONTROLLER, Machines
 
 __all__ = ["Slurm", "slurm_site", "why_no_slurm"]
 
-SECONDS_TO_START = 60
+SECONDS_TO_START = 300
 _CONFIG = """\
 ClusterName=tfdist
 SlurmctldHost={controller}
@@ -74,7 +74,7 @@ class Slurm:
         log = str(self.folder / f"{node}.log")
         assert self.machines.run(node, ["slurmd", "-L", log], env=self.environ).returncode == 0
 
-    def run(self, *command: str | Path, timeout: float = 120, **variables: str) -> str:
+    def run(self, *command: str | Path, timeout: float = 600, **variables: str) -> str:
         """Run a command such as srun; return its standard output."""
         done = self.machines.run(CONTROLLER, command, timeout=timeout, env={**self.environ, **variables})
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"

@@ -19,7 +19,7 @@ import tfdist
 
 __all__ = ["SshSite", "ssh_site", "why_no_ssh"]
 
-SECONDS_TO_START = 60
+SECONDS_TO_START = 300
 SSHD = "/usr/sbin/sshd"
 _CONFIG = """\
 Port 2022

@@ -64,7 +64,7 @@ def test_servers_end_well_where_the_chiefs_host_vanishes_with_it(tmp_path):
         codes = [process.wait(SECONDS) for process in (chief, *servers)]
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(tmp_path.glob("*.log")))
     assert codes == [0, 0, 0], logs
-    assert "waiting for ps:0 at node3:2222: its name is unknown" in logs
+    assert "ps:0 at node3:2222: its name is unknown" in logs
     assert "the chief has ended, so ps:0 ends too" in logs
     for task in ("chief:0", "worker:0"):  # each prepared the data on its own disk
         assert "digits: prepared once in" in (tmp_path / f"{task}.log").read_text()

@@ -14,7 +14,7 @@ import proc
 from commands import tfdist_in
 
 pytestmark = pytest.mark.engines
-SECONDS = 120
+SECONDS = 600
 
 SCRIPT = """
 import os, sys, time
@@ -37,7 +37,7 @@ def tfdist(slurm, tmp_path):
 
     def run(*words):
         words = tfdist_in(tmp_path, *words)
-        return slurm.run(*words, timeout=8 * SECONDS, XDG_STATE_HOME=str(tmp_path / "state"))
+        return slurm.run(*words, timeout=800, XDG_STATE_HOME=str(tmp_path / "state"))
 
     return run
 
@@ -192,7 +192,7 @@ def test_a_worker_of_its_own_pace_that_is_killed_is_started_again(tfdist, tmp_pa
     wait_for(
         lambda: log.exists() and "worker:1 serves at" in log.read_text(),
         lambda: tfdist("logs", handle),
-        seconds=8 * SECONDS,
+        seconds=800,
     )
     of_rank = proc.with_variable("SLURM_PROCID", "3")
     [victim] = [each for each in of_rank if each.command.startswith(f"{sys.executable} -m tfdist.train")]

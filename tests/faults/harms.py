@@ -29,7 +29,7 @@ __all__ = [
     "small_disk",
 ]
 
-_SECONDS = 20
+_SECONDS = 100
 
 
 class Harm:

@@ -32,7 +32,7 @@ def start(wire, index, *words, side=None, **variables):
 
 def ended(process):
     """Return its exit status, and what it found about the cluster, by check."""
-    output, errors = process.communicate(timeout=400)
+    output, errors = process.communicate(timeout=800)
     assert "Traceback" not in errors, errors
     findings = [finding for finding in json.loads(output) if finding["group"] == "Cluster"]
     return process.returncode, {finding["check"]: finding for finding in findings}

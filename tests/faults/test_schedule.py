@@ -8,7 +8,7 @@ from schedule import draw, endure, possible, prepared
 from setups import SETUPS, config
 from training import Training
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 SEED = 5
 REPEATED = ("one_device", "mirrored", "parameter_server_sync")  # fewer can be lost there than in the others

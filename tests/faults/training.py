@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 MARK = "FAULTS_MARK"
 TORN = "torn"  # the file that marks a checkpoint as such, until it is replaced
 SECONDS = 400  # the hard limit of anything that is waited for
-_SECONDS_TO_END = 20
+_SECONDS_TO_END = 100
 _BETWEEN_LOOKS = 0.002
 
 

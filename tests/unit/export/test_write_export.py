@@ -234,7 +234,7 @@ def test_a_disk_that_refuses_is_said_and_nothing_is_left(tmp_path, kilobytes, fo
     if (words := namespace()) is None:
         pytest.skip("this system lets nobody mount a small disk without privileges")
     command = [*words, sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path), str(kilobytes), *formats]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert run.returncode == 0, run.stderr
     full, readonly = run.stdout.splitlines()
     assert full.startswith(f"2 {tmp_path}/export/")
