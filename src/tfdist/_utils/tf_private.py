@@ -98,6 +98,9 @@ def colocates_with_first_shard(kind: type[ShardedVariableSavedAsOne]) -> None:
 
 
 # A lookup table of which each worker has a copy.
+# Variables that replicas share; each replica may assign to them.
+SHARED_VARIABLES: tuple[Any, ...] = (values.DistributedVariable, ps_values.AggregatingVariable)
+ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 DistributedTable: Any = ps_values.DistributedTable
 
 

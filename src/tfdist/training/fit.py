@@ -118,9 +118,17 @@ def fit(
         x = checkpoints.checked(x, validation_data)
         with events_to_file(), traces_kept(model) as traces:
             tests, is_saved = validation_data is not None, checkpoints.are_saved
-            session = Session(model, strategy, x, traces=traces, tests=tests, is_saved=is_saved)
+            session = Session(
+                model,
+                strategy,
+                x,
+                traces=traces,
+                tests=tests,
+                validation_data=validation_data,
+                is_saved=is_saved,
+            )
             training = session.training()
-            testing = None if validation_data is None else session.testing(validation_data)
+            testing = session.testing() if tests else None
             checkpoints.attach(session, training, testing, schedule, batch_size)
             keras_callbacks = [*callbacks, *hooks]
             lengths: Any = {"epochs": schedule.epochs, "steps": schedule.batches.expected}
@@ -135,6 +143,7 @@ def fit(
             )
             with checkpoints.deferring(), doing(BETWEEN_STEPS):
                 logs = run.run(begun)
-                session.finish()
+                if schedule.epochs:
+                    session.finish()
                 calls.on_train_end(logs)
     return model.history

@@ -69,7 +69,8 @@ class FitEpochs:
         for epoch in range(begun, self._schedule.epochs):
             self._calls.on_epoch_begin(epoch)
             logs = self._train(epoch)
-            self._after_batches()
+            if not self._model.stop_training:  # Keras leaves the data as they are then
+                self._after_batches()
             self._training.step.end_epoch()
             if self._testing is not None and self._schedule.validates(epoch):
                 self._reports.phase("evaluating")

@@ -91,6 +91,7 @@ class Session:
         traces: Traces | None = None,
         trains: bool = True,
         tests: bool = True,
+        validation_data: Data | None = None,
         is_saved: bool = False,
     ) -> None:
         """Check the model, distribute the data, and build the model.
@@ -102,6 +103,7 @@ class Session:
             traces: The traces of earlier sessions of the model; None if nothing is kept.
             trains: Whether there will be a training phase.
             tests: Whether there will be a test phase.
+            validation_data: The data of the test phase; None for the same ones, or for those of `testing`.
             is_saved: Whether checkpoints are made, for which all variables must exist before the first step.
         """
         self._cluster = Coordination(strategy)
@@ -111,7 +113,11 @@ class Session:
         self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
         check_model(model, strategy)
         self._dataset, self._spec = self._cluster.distribute(data)
+        self._tested = self._dataset, self._spec
+        if validation_data is not None:
+            self._tested = self._cluster.distribute(validation_data)
         self._begins_again_after = size_of_shuffled(data)
+        self._tests_begin_again_after = size_of_shuffled(validation_data or data)
         check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")
         self._build(is_saved=is_saved)
         check_parts(model)
@@ -174,11 +180,10 @@ class Session:
 
     def testing(self, data: Data | None = None) -> Phase:
         """Return the test phase for the session's data, or for other data if given."""
-        if data is None:
-            return self._phase("test_step", self._dataset, self._spec, self._begins_again_after)
-        dataset, spec = self._cluster.distribute(data)
+        dataset, spec = self._tested if data is None else self._cluster.distribute(data)
         check_targets(self._model, replica_spec(spec), "test_step")
-        return self._phase("test_step", dataset, spec, size_of_shuffled(data))
+        again = self._tests_begin_again_after if data is None else size_of_shuffled(data)
+        return self._phase("test_step", dataset, spec, again)
 
     @property
     def random_states(self) -> list[Any]:
@@ -263,7 +268,8 @@ class Session:
 
     def _check_metrics(self, step: Keras2Step | Keras3Step) -> None:
         """Check the metrics of a step; forget the graphs that merge them in another way."""
-        if step.check_metrics(replica_spec(self._spec), self._modes):
+        specs = {True: replica_spec(self._spec), False: replica_spec(self._tested[1])}
+        if step.check_metrics([(is_training, specs[is_training]) for is_training in self._modes]):
             self._traces.keep_only(step, self._randomness)
 
     @property

@@ -649,3 +649,43 @@ def test_logs_of_compute_metrics_are_named_and_those_of_get_metrics_result_are_t
     assert caplog.text.count("the logs leave out what compute_metrics adds: twice.") == 1
     assert "twice" not in logs[Twice]
     assert logs[TwiceInResults]["twice"] == pytest.approx([2 * loss for loss in logs[TwiceInResults]["loss"]])
+
+
+def test_no_epoch_leaves_the_weights_as_they_are():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
+    before = model.get_weights()
+    fit(model, np.ones((4, 2)), np.ones((4, 1)), epochs=0, verbose=0)
+    for mine, its in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+class LargestWeight(keras.metrics.Metric):
+    """A metric that is no sum, where examples have weights."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_weight(name="largest", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if sample_weight is not None:
+            self.largest.assign(tf.maximum(self.largest, tf.reduce_max(sample_weight)))
+
+    def result(self):
+        return tf.convert_to_tensor(self.largest)
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 counts in variables of its own")
+def test_a_metric_counts_weights_of_the_validation_data_alone():
+    weights = np.linspace(0.1, 0.9, 12).astype("float32")
+
+    def logged(fitted):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", weighted_metrics=[LargestWeight()])
+        x, y = np.ones((12, 2)), np.ones((12, 1))
+        runs = [{"validation_data": (x, y, weights)}, {"sample_weight": weights}]
+        found = [fitted(model, x, y, batch_size=4, verbose=0, shuffle=False, **run).history for run in runs]
+        return [each["val_largest"] if "val_largest" in each else each["largest"] for each in found]
+
+    assert logged(fit) == logged(keras.Model.fit)

@@ -42,7 +42,14 @@ from tfdist.training.keras.callback_states import (
     weights_of,
 )
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
-from tfdist.training.keras.variables_of_run import State, learning_rate, other_optimizers, set_learning_rate
+from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.variables_of_run import (
+    State,
+    learning_rate,
+    other_optimizers,
+    set_learning_rate,
+    variables_of_tensorflow,
+)
 from tfdist.training.run_batches import EpochPart, FitSchedule, steps_per_execution
 from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.session import Phase, Session
@@ -148,7 +155,11 @@ class FitCheckpoints(CheckpointHooks):
         self._training = training
         self._position, self._part = schedule.batches.position, EpochPart()
         self._tests = self._epoch = 0
-        others = [*session.random_states, *other_optimizers(self._model)]
+        others = [
+            *session.random_states,
+            *other_optimizers(self._model, has_own_step=has_own(self._model, "train_step")),
+            *variables_of_tensorflow(self._model),
+        ]
         self._state = State(self._model, self._strategy, others, has_learning_rate=True)
         self._learning_rate = learning_rate(self._model)
         self._identity = {**self._setup(schedule, batch_size), **self._data.identity}

@@ -3,12 +3,14 @@
 import contextlib
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._utils.keras_private import loss_trackers, variables_of_metric
+from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES
 from tfdist.errors import ConfigError
 from tfdist.training.keras.model_checks import is_alone
 from tfdist.training.keras.rng import Randomness
@@ -16,7 +18,7 @@ from tfdist.training.keras.stateless_scopes import RecordingScope
 from tfdist.training.parameter_servers.train_sharded_variables import parts_of
 from tfdist.training.replicas.ops_across_examples import is_total_of_rows
 
-_AVERAGED = (
+AVERAGED = (
     "layer state %s is declared or computed as a sum or a maximum over a batch; each replica writes it for"
     " its part of the batch, and it becomes the mean over the examples of all parts. Count in a metric to"
     " have sums"
@@ -75,7 +77,7 @@ class LayerWrites:
 
     def _warn_of_sums(self, found: Sequence[tuple[Any, tf.Tensor]], rows: int | None) -> None:
         """Warn once of each variable that a layer declares a sum over replicas, or writes as one."""
-        has_graph = not tf.executing_eagerly() and not self._method
+        has_graph = not tf.executing_eagerly()
         sums = {
             variable.path
             for variable, value in found
@@ -83,7 +85,7 @@ class LayerWrites:
             or (has_graph and is_total_of_rows(tf.convert_to_tensor(value), rows))
         }
         for path in sorted(sums - self._named):
-            _log.warning(_AVERAGED, path)
+            _log.warning(AVERAGED, path)
         self._named |= sums
 
     def to_share(
@@ -111,13 +113,25 @@ def assignments_refused(model: Any) -> Iterator[None]:
     Raises:
         ConfigError: A layer assigns to a tf.Variable.
     """
+
+    def refused(original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.distribute.in_cross_replica_context() or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return original(*args, **kwargs)
+        raise _assigned(f"model {model.name}", getattr(variable, "name", ""))
+
+    methods = [(kind, name, refused) for kind in SHARED_VARIABLES for name in ASSIGNMENTS]
     try:
-        yield
+        with methods_replaced(methods):
+            yield
     except RuntimeError as error:
         if _MERGED_IN_A_BRANCH not in str(error):
             raise
         layer = _LAYER.search(str(error))
         where = f"model {model.name}" if layer is None else f"layer {layer[1]}"
-        problem = "assigns to a tf.Variable while it is called, which replicas cannot share"
-        remedy = "Make the variable by self.add_weight(..., trainable=False)"
-        raise ConfigError(where, problem, remedy=remedy) from error
+        raise _assigned(where) from error
+
+
+def _assigned(where: str, variable: str = "") -> ConfigError:
+    named = f" ({variable})" if variable else ""
+    problem = f"assigns to a tf.Variable while it is called{named}, which replicas cannot share"
+    return ConfigError(where, problem, remedy="Make it by self.add_weight(..., trainable=False)")

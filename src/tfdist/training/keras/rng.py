@@ -43,6 +43,10 @@ class Randomness:
         with strategy.scope():
             # Keras's own generator belongs to no model, and may have been made in another scope.
             self._unseeded = keras.random.SeedGenerator(seed)
+        self.find(model)
+
+    def find(self, model: Any) -> None:
+        """Find the generators of a model again, of which some layers make theirs when they are built."""
         generators = [generator for layer in layers_of(model) for generator in seed_generators(layer)]
         self._generators = list(
             {id(generator): generator for generator in [self._unseeded, *generators]}.values()
@@ -130,6 +134,7 @@ class GraphSeed:
     @contextlib.contextmanager
     def of_this_replica(self) -> Iterator[None]:
         """Set a seed that other replicas do not have, in replica context, within the block."""
+        seed: int | None
         if is_asynchronous(self._strategy):
             seed = None  # all workers run this graph, and without a seed each draws its own
         elif self._shared is None:
@@ -138,13 +143,14 @@ class GraphSeed:
             context = tf.distribute.get_replica_context()
             replica = tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group))
             seed = self._shared + int(replica) * _APART
-        with _seeded(seed):
+        with _seeded(seed, self._shared):
             yield
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Set the shared seed again within the block, in which other replicas may run."""
-        with _seeded(self._shared):
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        with _seeded(self._shared, None if graph is None else graph.seed):
             yield
 
 
@@ -154,13 +160,13 @@ def _seed() -> int:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
+def _seeded(seed: int | None, after: int | None) -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
     graph = tf.compat.v1.get_default_graph()
-    before, graph.seed = graph.seed, seed
+    graph.seed = seed
     try:
         yield
     finally:
-        graph.seed = before
+        graph.seed = after

@@ -1,11 +1,11 @@
 """Read and assign all variables that training changes, and take their values from the chief."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import learning_rate_variable, variable_of_tensorflow
+from tfdist._utils.keras_private import layers_of, learning_rate_variable, variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
@@ -97,24 +97,60 @@ def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     return variables
 
 
-def other_optimizers(model: Any) -> list[Any]:
-    """Return the variables of optimizers that a model has beside the one that it is compiled with.
+def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
+    """Return the variables of optimizers that a model and its layers have beside the one that `fit` uses.
+
+    A step of the model's own may use those of layers that are compiled models.
 
     Raises:
         ConfigError: Such an optimizer is not built, so its variables do not exist yet.
     """
     kind = keras_of(model).optimizers.Optimizer
+    inner = getattr(model.optimizer, "inner_optimizer", None)
+    skipped = {id(model.optimizer), id(inner)}
     variables: list[Any] = []
-    for name, value in vars(model).items():
-        inner = getattr(model.optimizer, "inner_optimizer", None)
-        if not isinstance(value, kind) or value is model.optimizer or value is inner:
+    for layer, name, value in _attributes_within(model):
+        if not isinstance(value, kind) or id(value) in skipped:
             continue
+        skipped.add(id(value))
+        is_compiled_layer = layer is not model and id(getattr(layer, "optimizer", None)) == id(value)
+        if is_compiled_layer and not value.built:
+            if not has_own_step:
+                continue
+            if layer.trainable_variables:
+                value.build(layer.trainable_variables)
         if not value.built:
             problem = f"its {name} is not built, so a checkpoint could not restore it"
             remedy = f"Call model.{name}.build(…) on the variables that it trains, before fit"
             raise ConfigError(f"model {model.name}", problem, remedy=remedy)
         variables += optimizer_variables(value)
     return variables
+
+
+def variables_of_tensorflow(model: Any) -> list[Any]:
+    """Return the numbers of a model and its layers in a `tf.Variable`, of which Keras 3 has no list."""
+    found = {
+        id(value): value
+        for _, _, value in _attributes_within(model)
+        if hasattr(value, "assign") and not hasattr(value, "path") and hasattr(value, "dtype")
+    }
+    return [value for value in found.values() if value.dtype.is_floating or value.dtype.is_integer]
+
+
+def _attributes_within(model: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yield each attribute of a model and its layers, also within lists and dicts: layer, name and value."""
+
+    def within(value: Any) -> Iterator[Any]:
+        if isinstance(value, (list, tuple, dict)):
+            for part in value.values() if isinstance(value, dict) else value:
+                yield from within(part)
+        else:
+            yield value
+
+    for layer in layers_of(model):
+        for name, value in vars(layer).items():
+            for part in within(value):
+                yield layer, name, part
 
 
 def learning_rate(model: Any) -> float | None:

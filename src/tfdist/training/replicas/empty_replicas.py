@@ -4,7 +4,7 @@ TensorFlow gives empty batches to replicas whose data end before the others', an
 NaN.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,8 +12,15 @@ import tensorflow as tf
 _UNKNOWN_LENGTH = 32  # enough for most convolutions
 
 
-def if_any(compute: Callable[[], Any], size: tf.Tensor) -> Any:
-    """Return, in a graph, what this replica computes from its examples, or zeros if it has none."""
+def if_any(
+    compute: Callable[[], Any],
+    size: tf.Tensor,
+    slices: Callable[[Any], Sequence[tf.Tensor]] = lambda _: (),
+) -> Any:
+    """Return, in a graph, what this replica computes from its examples, or zeros if it has none.
+
+    `slices` returns the tensors of the result that then have no rows, whatever their static shape.
+    """
     traced: list[Any] = []
 
     def flat() -> list[tf.Tensor]:
@@ -25,9 +32,11 @@ def if_any(compute: Callable[[], Any], size: tf.Tensor) -> Any:
         ]
 
     def zeros() -> list[tf.Tensor]:
-        parts = tf.nest.flatten(traced[0], expand_composites=True)
+        without_rows = {id(tensor) for tensor in slices(traced[0])}
         return [
-            tf.zeros([size or 0 for size in part.shape], part.dtype) for part in parts if part is not None
+            tf.zeros([0, *_sizes(part)[1:]] if id(part) in without_rows else _sizes(part), part.dtype)
+            for part in tf.nest.flatten(traced[0], expand_composites=True)
+            if part is not None
         ]
 
     # TensorFlow traces the true branch first, which shows the false branch what shapes to return.
@@ -36,6 +45,10 @@ def if_any(compute: Callable[[], Any], size: tf.Tensor) -> Any:
     return tf.nest.pack_sequence_as(
         traced[0], [None if part is None else next(values) for part in parts], expand_composites=True
     )
+
+
+def _sizes(tensor: tf.Tensor) -> list[int]:
+    return [size or 0 for size in tensor.shape]
 
 
 def computed_or_zero(compute: Callable[[], Any], size: tf.Tensor) -> Any:

@@ -70,6 +70,15 @@ def has_rows(values: tf.Tensor, rows: int | None) -> bool:
     return is_multiple and bool(first) and (tf.executing_eagerly() or not is_same(values))
 
 
+def is_number_of_rows(operation: tf.Operation, rows: int | None) -> bool:
+    """Return whether an operation reads the number of examples from a shape, or counts all their values."""
+    if operation.type == "Size":
+        return has_rows(operation.inputs[0], rows)
+    is_length_of_any = operation.type == "StridedSlice" and operation.inputs[0].op.type == "Shape"
+    is_first = is_length_of_any and operation.get_attr("shrink_axis_mask") == 1 and not is_length(operation)
+    return is_first and has_rows(operation.inputs[0].op.inputs[0], rows)
+
+
 def reduces_first_axis(operation: tf.Operation) -> bool:
     """Return whether a mean, a sum or the like is over the first axis of its values."""
     values, axes = operation.inputs

@@ -27,6 +27,17 @@ class Addend(NamedTuple):
     values: tf.Tensor
 
 
+def slices_of(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """Return the tensors of gradients that have a row for each slice of a sparse one."""
+    found = []
+    for gradient in gradients:
+        if isinstance(gradient, (tf.IndexedSlices, Addend)):
+            found.append(gradient.values)
+        if isinstance(gradient, tf.IndexedSlices):
+            found.append(gradient.indices)
+    return found
+
+
 def addends(gradients: Sequence[list[Any]]) -> list[list[Any]]:
     """Return the gradients of each loss of a step in forms that `summed` adds up slice by slice."""
     if len(gradients) < 2 or not gradients[0]:

@@ -356,3 +356,49 @@ def test_facts_of_something_else_are_one_line(tmp_path):
     save(tmp_path, 3, {"a": tf.zeros([2])}, {"trained": {}})
     with pytest.raises(ConfigError, match="is not a checkpoint of fit"):
         _run(tmp_path, DATA["fixed"]())
+
+
+class OwnState(keras.Model):
+    """A model whose step uses optimizers in a list and in a layer, and a variable of TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = (
+            keras.layers.Dense(4, activation="tanh"),
+            keras.Sequential([keras.layers.Dense(1)]),
+        )
+        self.ours = [keras.optimizers.Adam(0.01)]
+        self.count = tf.Variable(0.0)
+
+    def call(self, inputs):
+        return self.other(self.one(inputs))
+
+    def train_step(self, data):
+        x, y = data
+        self.count.assign_add(1.0)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x, training=True)) * (1.0 + 0.1 * self.count)
+        for optimizer, layer in ((self.ours[0], self.one), (self.other.optimizer, self.other)):
+            variables = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def test_optimizers_and_variables_within_a_model_are_resumed(tmp_path):
+    def trained(folder, act=None, at=0):
+        keras.utils.set_random_seed(1)
+        model = OwnState()
+        model(X[:1])
+        model.ours[0].build(model.one.trainable_variables)
+        model.other.compile(keras.optimizers.SGD(0.01, momentum=0.9))
+        model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
+        callbacks = [CheckpointAndResume(folder, every=2), *([At(at, act)] if act else [])]
+        fit(model, data, epochs=3, verbose=0, callbacks=callbacks)
+        return [*model.get_weights(), model.count.numpy()]
+
+    expected = trained(tmp_path / "straight")
+    with pytest.raises(Killed):
+        trained(tmp_path / "stopped", _kill, at=7)
+    for mine, its in zip(trained(tmp_path / "stopped"), expected, strict=True):
+        np.testing.assert_array_equal(mine, its)

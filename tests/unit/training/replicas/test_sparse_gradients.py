@@ -4,12 +4,14 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist.training.replicas.empty_replicas import if_any  # noqa: E402
 from tfdist.training.replicas.sparse_gradients import (  # noqa: E402
     Addend,
     addends,
     dense_where_rows_are_shared,
     have_shared_rows,
     have_unique_rows,
+    slices_of,
     summed,
     with_replicas_added_up,
     with_rows_summed,
@@ -210,3 +212,15 @@ def test_rows_of_sparse_inputs_are_unique(is_unique):
     step(tf.sparse.SparseTensor([[0, 0], [1, 0], [1, 1]], rows, [2, 2]), rows)
 
     assert found == [is_unique, False, False]
+
+
+def test_a_replica_without_examples_has_no_slices_whatever_their_static_number():
+    gradients = [tf.IndexedSlices(tf.ones([6, 2]), tf.range(6), tf.constant([9, 2])), Addend(tf.ones([6, 2]))]
+
+    @tf.function(autograph=False)
+    def rows_of(size):
+        first, second = if_any(lambda: gradients, size, slices_of)
+        return tf.shape(first.values)[0], tf.shape(first.indices)[0], tf.shape(second.values)[0]
+
+    assert [int(count) for count in rows_of(tf.constant(0))] == [0, 0, 0]
+    assert [int(count) for count in rows_of(tf.constant(3))] == [6, 6, 6]

@@ -106,6 +106,7 @@ class CustomStepOnReplicas(MetricStep):
         self._logs: Any = {}
         self._methods = ReplacedMethods(model, strategy, name, self._loss_warning, lambda: self._applied)
         self._build(spec)
+        randomness.find(model)
         self._metrics = MetricState(model, strategy)  # also of those that are built now
         self._probe(spec)
 
@@ -336,7 +337,7 @@ class CustomStepOnReplicas(MetricStep):
 
     def _state(self, replica: ReplicaTrace) -> list[tf.Tensor]:
         """Return what the step has written to variables that are not of metrics."""
-        found = self._writes.found(replica.scope, self._metrics.variables)
+        found = self._writes.found(replica.scope, self._metrics.variables, rows_of(replica.data))
         self._written = [variable for variable, _ in found]
         return self._writes.to_share(found, replica.seeds)
 

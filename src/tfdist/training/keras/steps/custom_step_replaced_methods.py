@@ -12,13 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import is_of_keras, updated_by
+from tfdist._utils.keras_private import is_of_keras, updated_by, variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.methods_within_block import methods_replaced
-from tfdist._utils.tf_private import is_recording
+from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES, is_recording
 from tfdist.errors import ConfigError
 from tfdist.strategies.scale_gradients import with_values
+from tfdist.training.keras.layer_writes import AVERAGED
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up
@@ -28,7 +29,10 @@ from tfdist.training.keras.steps.custom_step_trace_state import OptimizerUse, Re
 from tfdist.training.keras.steps.step_base import value_of
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers, unweighed, weighed
+from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.graph_queries import marked_as_same
+from tfdist.training.replicas.ops_across_examples import is_total_of_rows
+from tfdist.training.replicas.reduction import rows_of, shared_mean
 
 OTHER_GRAPHS = "a branch, a loop or a tf.function with a signature or jit_compile"
 _INEXACT_IN_STEP = (
@@ -69,6 +73,8 @@ class ReplacedMethods:
         self._merges = self._replicas > 1 or is_asynchronous(strategy)
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
+        self._variables_of_keras = {id(variable_of_tensorflow(each)) for each in model.variables}
+        self._sum_warning = LossWarning()
         self.uses: list[OptimizerUse] = []
         self.changes_gradients = False
         self.reads_of_results: set[int] = set()
@@ -88,6 +94,8 @@ class ReplacedMethods:
                 methods.append((metric, "update_state", self._update_state))
             elif not is_of_keras(type(metric)):
                 methods.append((metric, "update_state", self._update_own_state))
+        if self._replicas > 1:
+            methods += [(kind, name, self._assign) for kind in SHARED_VARIABLES for name in ASSIGNMENTS]
         with optimizers_apply_by(self._keras, self._apply), methods_replaced(methods):
             yield
 
@@ -150,6 +158,32 @@ class ReplacedMethods:
         values = part_of_number(values, replica) if self._replicas > 1 else values
         # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
         return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
+
+    def _assign(
+        self, original: Callable[..., Any], variable: Any, value: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Assign to a variable of TensorFlow the mean of the replicas' values over the examples.
+
+        What an assignment adds or subtracts is a value too.
+        """
+        replica = getattr(self._here, "replica", None)
+        if replica is None or replica.is_updating or replica.uses is not None:
+            return original(value, *args, **kwargs)
+        if id(variable) in self._variables_of_keras:
+            return original(value, *args, **kwargs)
+        if not replica.is_in_its_graph():
+            problem = f"assigns to {variable.name} in {OTHER_GRAPHS}, where replicas cannot share it"
+            raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy="Assign after it")
+        value = tf.convert_to_tensor(value, variable.dtype)
+        number = value if variable.dtype.is_floating else tf.cast(value, tf.float64)
+        part = part_of_number(number, replica)
+        is_unknown = part is number and not tf.executing_eagerly()
+        if is_unknown and is_total_of_rows(value, rows_of(replica.data)):
+            self._sum_warning.log(AVERAGED, variable.name)
+        with replica.updating():
+            [mean] = shared_mean([], [or_zero(part, replica.size)], [], size=replica.size).state
+            mean = mean if variable.dtype.is_floating else tf.round(mean)
+            return original(tf.cast(mean, variable.dtype), *args, **kwargs)
 
     def _gradients(
         self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any

@@ -19,6 +19,7 @@ from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.scale_gradients import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
+from tfdist.training.keras.kept_traces import kinds
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.losses_and_metrics.loss_divisors import losses_of_one_process
 from tfdist.training.keras.losses_and_metrics.metric_state import are_sums
@@ -27,7 +28,7 @@ from tfdist.training.keras.losses_and_metrics.one_number_per_batch import BatchM
 from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, StepSums, SumsLayout
 from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale
-from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import RecordingScope, recording_scope
 from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
@@ -53,6 +54,7 @@ from tfdist.training.replicas.sparse_gradients import (
     addends,
     have_shared_rows,
     have_unique_rows,
+    slices_of,
     slices_of_one_process,
     summed,
     with_replicas_added_up,
@@ -100,7 +102,8 @@ class Keras3Step(MetricStep):
 
     def __init__(self, model: Any, strategy: tf.distribute.Strategy, randomness: Randomness) -> None:
         super().__init__(model, strategy)
-        self._adds: dict[bool, list[bool]] = {}  # which variables of metrics are sums, by `training`
+        # Which variables of metrics are sums, by `training` and the kinds of the batch.
+        self._adds: dict[tuple[bool, str], list[bool]] = {}
         self._has_lost_logs = False  # and has said so
         self._losses = ModelLosses(model, strategy.num_replicas_in_sync, self._loss_warning)
         self._batch_means = BatchMeans(self._keras, without=self._losses.trackers)
@@ -130,29 +133,30 @@ class Keras3Step(MetricStep):
         """Return the states of the random generators that belong to no layer."""
         return self._randomness.unseeded
 
-    def check_metrics(self, spec: Any, modes: Sequence[bool]) -> bool:
-        """Check which metrics are sums, in a graph that is thrown away, once for each mode.
+    def check_metrics(self, phases: Sequence[tuple[bool, Any]]) -> bool:
+        """Check which metrics are sums, in a graph that is thrown away, once for each kind of phase.
 
         Return whether the states of metrics are merged in another way than before.
 
         Raises:
             ConfigError: Several replicas cannot merge the state of a metric.
         """
-        unchecked = [training for training in modes if training not in self._adds]
+        keys = {(training, kinds(spec)): spec for training, spec in phases}
+        unchecked = {key: spec for key, spec in keys.items() if key not in self._adds}
         if not self._metrics.needs_check or not unchecked:
             return False
         is_first = not self._adds
 
-        def forward(batch: Any, *, training: bool) -> None:
+        def forward(batch: Any, *, key: tuple[bool, str]) -> None:
             before = self._metrics.placeholders()
             with self._scope(self._randomness.snapshot(), before) as scope:
-                self._forward(batch, training=training)
-                self._adds[training] = are_sums(scope, before)
+                self._forward(batch, training=key[0])
+                self._adds[key] = are_sums(scope, before)
                 self._metrics.warn_of_batches(scope, before, is_weighed=self._batch_means.are_noted)
 
         with self._tracing(), traced_by_chief(self._strategy):
-            for training in unchecked:
-                run = functools.partial(forward, training=training)
+            for key, spec in unchecked.items():
+                run = functools.partial(forward, key=key)
                 tf.function(
                     lambda batch, run=run: self._strategy.run(run, args=(batch,)), autograph=False
                 ).get_concrete_function(spec)
@@ -173,7 +177,7 @@ class Keras3Step(MetricStep):
         """Train on a batch, each replica on its part; return the totals after it."""
         self._follow_trainable()
         scale, traced = loss_scale(self._model.optimizer), _Traced()
-        train_on_part = functools.partial(self._train_on_part, traced=traced)
+        train_on_part = functools.partial(self._train_on_part, traced=traced, seed=GraphSeed(self._strategy))
         with self._tracing():
             if self._ps_variables is not None:
                 self._ps_variables.settle(
@@ -208,7 +212,8 @@ class Keras3Step(MetricStep):
         `came` are variables with values that were fetched before.
         """
         traced = _Traced()
-        test_on_part = functools.partial(self._test_on_part, came=came, traced=traced)
+        seed = GraphSeed(self._strategy)
+        test_on_part = functools.partial(self._test_on_part, came=came, traced=traced, seed=seed)
         with self._tracing():
             parts = self._strategy.run(test_on_part, args=(batch, totals))
         state, sums = (
@@ -256,7 +261,7 @@ class Keras3Step(MetricStep):
     # -- in replica context --
 
     def _train_on_part(
-        self, data: Any, scale: tf.Tensor | None, totals: Totals, *, traced: _Traced
+        self, data: Any, scale: tf.Tensor | None, totals: Totals, *, traced: _Traced, seed: GraphSeed
     ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
         traced.fetched = None if self._ps_variables is None else self._ps_variables.begin()
         shared = self._shared(
@@ -264,6 +269,7 @@ class Keras3Step(MetricStep):
             data,
             totals.metrics,
             traced,
+            seed,
             traced.fetched,
         )
         gradients = with_rows_summed(shared.gradients, traced.unique)
@@ -279,10 +285,20 @@ class Keras3Step(MetricStep):
         return [summed(of_variable, ones) for of_variable in zip(*part.gradients, strict=True)]
 
     def _test_on_part(
-        self, data: Any, totals: Totals, *, came: Sequence[tuple[Any, tf.Tensor]], traced: _Traced
+        self,
+        data: Any,
+        totals: Totals,
+        *,
+        came: Sequence[tuple[Any, tf.Tensor]],
+        traced: _Traced,
+        seed: GraphSeed,
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         shared = self._shared(
-            lambda batch: self._tested(batch, totals.metrics, traced, came), data, totals.metrics, traced
+            lambda batch: self._tested(batch, totals.metrics, traced, came),
+            data,
+            totals.metrics,
+            traced,
+            seed,
         )
         return shared.state, self._added_to_metrics(shared, traced)
 
@@ -292,11 +308,13 @@ class Keras3Step(MetricStep):
         data: Any,
         counted: Sequence[tf.Tensor],
         traced: _Traced,
+        seed: GraphSeed,
         fetched: FetchedVariables | None = None,
     ) -> Shared:
         x, _, _ = unpacked(data)
         begun, data = self._replica_stats.begun(data)
-        part = self._computed(self._compiled(compute), data, batch_size(x))
+        with seed.of_this_replica():
+            part = self._computed(self._compiled(compute), data, batch_size(x))
         loss = self._sums.loss_in(part.sums, traced.layout)
         return shared_mean(
             [
@@ -321,8 +339,13 @@ class Keras3Step(MetricStep):
             return tf.nest.map_structure(  # type: ignore[no-any-return]
                 lambda value: with_values(value, tf.zeros_like), part
             )
-        computed: _Part = (computed_or_zero if self._is_synchronized else if_any)(lambda: compute(data), size)
-        return computed
+        if self._is_synchronized:
+            return computed_or_zero(lambda: compute(data), size)  # type: ignore[no-any-return]
+
+        def slices(part: _Part) -> list[tf.Tensor]:
+            return [tensor for of_loss in part.gradients for tensor in slices_of(of_loss)]
+
+        return if_any(lambda: compute(data), size, slices)  # type: ignore[no-any-return]
 
     def _gradients(
         self, data: Any, scale: tf.Tensor | None, counted: Sequence[tf.Tensor], traced: _Traced

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_versions import keras_of
 from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
-from tfdist.training.keras.rng import Randomness
+from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import recording_scope
 from tfdist.training.keras.steps.step_base import traced_in_place
 from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
@@ -76,12 +76,14 @@ class PredictStep:
     ) -> tuple[Any, Any, list[tuple[Any, Any]]]:
         """Return numbers and outputs, and the variables that layers have written, with what to write."""
         written: list[Any] = []
+        seed = GraphSeed(self._strategy)
 
         def on_replica(data: Any) -> tuple[Any, Any, list[tf.Tensor]]:
             seeds = self._randomness.snapshot()
             with (
                 recording_scope(self._keras, [*seeds, *came]) as scope,
                 self._randomness.unseeded_from_here(),
+                seed.of_this_replica(),
             ):
                 numbers, outputs = self._predict_part(data)
             found = self._layer_writes.found(scope, apart=self._model.metrics_variables)

@@ -67,9 +67,12 @@ class KerasStep:
         """Return the states of the random generators that belong to no layer, which only Keras 3 has."""
         return []
 
-    def check_metrics(self, spec: Any, modes: Sequence[bool]) -> bool:
-        """Return whether the states of metrics are merged in another way than before."""
-        del spec, modes
+    def check_metrics(self, phases: Sequence[tuple[bool, Any]]) -> bool:
+        """Return whether the states of metrics are merged in another way than before.
+
+        Each phase trains or tests, on batches of a spec.
+        """
+        del phases
         return False
 
     def ps_cache(self, spec: Any) -> PsCache | None:

@@ -138,3 +138,37 @@ def test_results_are_those_of_all_examples(strategy, run_eagerly):
 def test_a_result_in_a_branch_is_named(strategy, caplog):
     both(strategy, InABranch)
     assert "computes with the result of metric right within a branch" in caplog.text
+
+
+class Assigns(Computes):
+    """A model whose step writes to variables of TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.average = tf.Variable(0), tf.Variable(np.zeros(4), trainable=False)
+        self.total = tf.Variable(np.float64(0.0), trainable=False)
+
+    def train_step(self, data):
+        x, _ = data
+        self.seen.assign_add(tf.shape(x)[0])
+        self.total.assign_add(tf.reduce_sum(x))
+        self.average.assign(0.9 * self.average + 0.1 * tf.reduce_mean(x, axis=0))
+        return super().train_step(data)
+
+
+def test_variables_of_tensorflow_are_those_of_one_process(strategy):
+    data = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(4)
+
+    def trained(fitted):
+        keras.utils.set_random_seed(1)
+        model = Assigns()
+        model(X[:1])
+        model.compile(keras.optimizers.SGD(0.5))
+        fitted(model, data, epochs=2, shuffle=False, verbose=0)
+        return [each.numpy() for each in (model.seen, model.total, model.average)]
+
+    expected = trained(keras.Model.fit)
+    with strategy.scope():
+        found = trained(fit)
+    for mine, its in zip(found, expected, strict=True):
+        assert mine == pytest.approx(its, rel=1e-9)
