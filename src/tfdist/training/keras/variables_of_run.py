@@ -149,6 +149,8 @@ def _attributes_within(model: Any) -> Iterator[tuple[Any, str, Any]]:
 
     for layer in layers_of(model):
         for name, value in vars(layer).items():
+            if name.startswith("_self_"):  # TensorFlow's own list of the others
+                continue
             for part in within(value):
                 yield layer, name, part
 
