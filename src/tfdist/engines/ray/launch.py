@@ -179,6 +179,7 @@ def _work_of_config(
         files={path.name: path.read_bytes()},
         results=() if run.copies else (str(run.report_file),),
         section=settings.config.engine.ray,
+        threads=settings.config.launch.threads,
     )
 
 

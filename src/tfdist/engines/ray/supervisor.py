@@ -201,7 +201,7 @@ class RayCluster:
             # Empty if it is gone: where nodes share a file system, each replaces the job's working_dir.
             folder=str(current_folder() or ""),
             log=str(task_log_path(self._work.run_dir, member.task)),
-            threads=max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
+            threads=self._work.threads or max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
             grace=self._work.grace,
             is_lead=member.task == self._lead,
         )

@@ -24,6 +24,7 @@ class Work:
         alone: The roles whose lost tasks are started again while the others continue.
         section: What the tasks need, where they are placed, and how often they are started again.
         variables: Variables of all tasks.
+        threads: The threads of each task; None for as many as it has CPUs.
         start_timeout: The seconds to wait for resources.
         grace: The seconds that a task has to end after SIGTERM.
     """
@@ -36,6 +37,7 @@ class Work:
     alone: tuple[str, ...] = ()
     section: RaySection = field(default_factory=RaySection)
     variables: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
     start_timeout: float = START_TIMEOUT
     grace: float = 30.0
 

@@ -281,3 +281,9 @@ def test_the_python_of_the_pages_compiles(page):
     assert blocks
     for block in blocks:
         compile(block, page, "exec")
+
+
+def test_a_config_may_say_how_many_threads_a_task_has(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("launch: {threads: 3}\n")
+    assert launch_on_ray._work_of_config(path, None, (), RunFolder.at(str(tmp_path / "run"))).threads == 3
