@@ -73,7 +73,6 @@ class ReplacedMethods:
         self._merges = self._replicas > 1 or is_asynchronous(strategy)
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
-        self._variables_of_keras = {id(variable_of_tensorflow(each)) for each in model.variables}
         self._sum_warning = LossWarning()
         self.uses: list[OptimizerUse] = []
         self.changes_gradients = False
@@ -83,6 +82,7 @@ class ReplacedMethods:
     def replaced(self, metrics: MetricState) -> Iterator[None]:
         """Replace the methods within the block; those of the metrics on each of them."""
         self._metrics = metrics
+        self._variables_of_keras = {id(variable_of_tensorflow(each)) for each in self._model.variables}
         methods: list[tuple[Any, str, Callable[..., Any]]] = [
             (self._keras.metrics.Mean, "update_state", self._update_state)
         ]
