@@ -226,7 +226,10 @@ def test_a_line_of_which_the_disk_takes_a_part_costs_no_other(tmp_path, monkeypa
     assert [event.phase for event in read_events(tmp_path / FILE)] == ["evaluating", "exporting"]
 
 
-def test_a_warning_that_names_a_path_of_other_bytes_is_recorded(tmp_path):
+def test_a_warning_that_names_a_path_of_other_bytes_is_recorded(tmp_path, monkeypatch):
+    # Otherwise pytest-xdist sends the line between its processes, as UTF-8.
+    monkeypatch.setattr(logging.getLogger("tfdist"), "propagate", False)
+    monkeypatch.setattr(logging, "lastResort", None)
     with events_to_file(tmp_path / FILE):
         logging.getLogger("tfdist").warning("no folder %s", os.fsdecode(b"a\xff"))
     assert [event.text for event in read_events(tmp_path / FILE)] == ["no folder a\\udcff"]

@@ -99,39 +99,34 @@ class LayerWrites:
         ]
 
 
-# TensorFlow's words for an assignment that all replicas make, in a branch for those that have examples.
-_MERGED_IN_A_BRANCH = "`merge_call` called while defining a new graph"
-_LAYER = re.compile(r"calling (\w+)\.call\(\)")
+_ASSIGNS = "assigns to a tf.Variable while it is called, which replicas cannot share"
+_LAYER = re.compile(r"calling (\w+)\.call\(\)")  # in what Keras makes of an error
 
 
 @contextlib.contextmanager
 def assignments_refused(model: Any) -> Iterator[None]:
-    """Name the layer that assigns to a tf.Variable, while replicas call the model in a graph.
+    """Name the layer that assigns to a tf.Variable, while several replicas call the model.
 
-    tfdist knows what the replicas write to variables of Keras, and combines it; it does not see this.
+    tfdist knows what the replicas write to variables of Keras, and combines it; TensorFlow would take the
+    mean of the replicas' values, however many examples each has.
 
     Raises:
         ConfigError: A layer assigns to a tf.Variable.
     """
 
-    def refused(original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def refused(original: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.distribute.in_cross_replica_context() or tf.distribute.get_strategy().num_replicas_in_sync == 1:
             return original(*args, **kwargs)
-        raise _assigned(f"model {model.name}", getattr(variable, "name", ""))
+        raise RuntimeError(_ASSIGNS)
 
     methods = [(kind, name, refused) for kind in SHARED_VARIABLES for name in ASSIGNMENTS]
     try:
         with methods_replaced(methods):
             yield
     except RuntimeError as error:
-        if _MERGED_IN_A_BRANCH not in str(error):
+        if _ASSIGNS not in str(error):
             raise
         layer = _LAYER.search(str(error))
         where = f"model {model.name}" if layer is None else f"layer {layer[1]}"
-        raise _assigned(where) from error
-
-
-def _assigned(where: str, variable: str = "") -> ConfigError:
-    named = f" ({variable})" if variable else ""
-    problem = f"assigns to a tf.Variable while it is called{named}, which replicas cannot share"
-    return ConfigError(where, problem, remedy="Make it by self.add_weight(..., trainable=False)")
+        remedy = "Make the variable by self.add_weight(..., trainable=False)"
+        raise ConfigError(where, _ASSIGNS, remedy=remedy) from error
