@@ -97,10 +97,10 @@ def colocates_with_first_shard(kind: type[ShardedVariableSavedAsOne]) -> None:
     tf.register_tensor_conversion_function(kind, converted, priority=0)
 
 
-# A lookup table of which each worker has a copy.
 # Variables that replicas share; each replica may assign to them.
 SHARED_VARIABLES: tuple[Any, ...] = (values.DistributedVariable, ps_values.AggregatingVariable)
 ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
+# A lookup table of which each worker has a copy.
 DistributedTable: Any = ps_values.DistributedTable
 
 

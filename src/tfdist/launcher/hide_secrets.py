@@ -13,7 +13,9 @@ _ENDS = (
 _NAME = re.compile(rf"-+(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(?P<name>-*(?:[\w.=-]*[._=-])?{_ENDS}=).+", re.IGNORECASE | re.DOTALL)
 # Within a longer word, as in `--sbatch export=ALL,HF_TOKEN=…` or `bash -c 'export TOKEN=…; …'`.
-_WITHIN = re.compile(rf"(?P<name>(?<![\w.-])(?:[\w.-]*[._-])?{_ENDS}=)[^\s,;&'\"]+", re.IGNORECASE)
+_WITHIN = re.compile(
+    rf"(?P<name>(?<![\w.-])(?:[\w.-]*[._-])?{_ENDS}=)(?:\"[^\"]*\"|'[^']*'|\\.|[^\s,;&'\"\\])+", re.IGNORECASE
+)
 _USER = re.compile(r"(?P<scheme>\w://)[^/@\s]+@")  # of an address, with a password or as one
 _KEY = re.compile(rf"(?:[\w.-]*[._-])?{_ENDS}", re.IGNORECASE)
 _PARAMETER = re.compile(

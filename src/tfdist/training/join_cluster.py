@@ -69,9 +69,9 @@ def start(
         options: As for `make_strategy`.
 
     Raises:
-        ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
+        ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken. An
+            evaluator has no part in a script: it would train a second model.
         TaskLost: A task did not start in time.
-            An evaluator has no part in a script: it would train a second model.
         SystemExit: This task has served the chief, which has ended.
     """
     timeouts = {"heartbeat_timeout": heartbeat_timeout, "stall_timeout": stall_timeout}

@@ -280,7 +280,7 @@ def test_many_quick_calls_tell_nothing(cluster):
     while time.monotonic() < end or other.watch.state.number <= 1000:
         with other.watch.call("train_on_batch", meets=False):
             told = chief.watch._known.sorted()[1].number
-    assert told < other.watch.state.number
+    assert told < other.watch.state.number / 10
 
 
 def test_what_another_version_tells_is_not_heeded(cluster):

@@ -199,6 +199,8 @@ def test_a_secret_of_several_lines_is_hidden_whole():
     [
         ("export=ALL,HF_TOKEN=abc,TF_CPP_MIN_LOG_LEVEL=2", "export=ALL,HF_TOKEN=***,TF_CPP_MIN_LOG_LEVEL=2"),
         ("export API_KEY=abc; python x.py --seed=1", "export API_KEY=***; python x.py --seed=1"),
+        ('export TOKEN="a b"; x', "export TOKEN=***; x"),
+        ("export TOKEN='abc'; PASSWORD=a\\ b x", "export TOKEN=***; PASSWORD=*** x"),
         ("a=1 tokens=5 monkey=2", "a=1 tokens=5 monkey=2"),
     ],
 )

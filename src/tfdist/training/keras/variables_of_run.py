@@ -110,48 +110,57 @@ def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
     skipped = {id(model.optimizer), id(inner)}
     variables: list[Any] = []
     for layer, name, value in _attributes_within(model):
-        if not isinstance(value, kind) or id(value) in skipped:
+        is_direct = layer is model and "[" not in name
+        if not isinstance(value, kind) or id(value) in skipped or not (is_direct or has_own_step):
             continue
         skipped.add(id(value))
-        is_compiled_layer = layer is not model and id(getattr(layer, "optimizer", None)) == id(value)
-        if is_compiled_layer and not value.built:
-            if not has_own_step:
+        if layer is not model and id(getattr(layer, "optimizer", None)) == id(value):  # of a compiled model
+            if not layer.trainable_variables:
                 continue
-            if layer.trainable_variables:
+            if not value.built:
                 value.build(layer.trainable_variables)
         if not value.built:
-            problem = f"its {name} is not built, so a checkpoint could not restore it"
-            remedy = f"Call model.{name}.build(…) on the variables that it trains, before fit"
+            where = "" if layer is model else f" of {layer.name}"
+            problem = f"its {name}{where} is not built, so a checkpoint could not restore it"
+            remedy = f"Call {name}.build(…) on the variables that it trains, before fit"
             raise ConfigError(f"model {model.name}", problem, remedy=remedy)
         variables += optimizer_variables(value)
     return variables
 
 
 def variables_of_tensorflow(model: Any) -> list[Any]:
-    """Return the numbers of a model and its layers in a `tf.Variable`, of which Keras 3 has no list."""
+    """Return each `tf.Variable` of a model and its layers, of which Keras 3 has no list.
+
+    One whose shape may change is left out, and one of texts.
+    """
     found = {
         id(value): value
         for _, _, value in _attributes_within(model)
         if hasattr(value, "assign") and not hasattr(value, "path") and hasattr(value, "dtype")
     }
-    return [value for value in found.values() if value.dtype.is_floating or value.dtype.is_integer]
+    return [
+        value
+        for value in found.values()
+        if value.dtype not in (tf.string, tf.resource, tf.variant) and value.shape.is_fully_defined()
+    ]
 
 
 def _attributes_within(model: Any) -> Iterator[tuple[Any, str, Any]]:
     """Yield each attribute of a model and its layers, also within lists and dicts: layer, name and value."""
 
-    def within(value: Any) -> Iterator[Any]:
+    def within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, (list, tuple, dict)):
-            for part in value.values() if isinstance(value, dict) else value:
-                yield from within(part)
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, part in parts:
+                yield from within(f"{name}[{key!r}]", part)
         else:
-            yield value
+            yield name, value
 
     for layer in layers_of(model):
-        for name, value in vars(layer).items():
-            if name.startswith("_self_"):  # TensorFlow's own list of the others
+        for attribute, value in vars(layer).items():
+            if attribute.startswith("_self_"):  # TensorFlow's own list of the others
                 continue
-            for part in within(value):
+            for name, part in within(attribute, value):
                 yield layer, name, part
 
 

@@ -70,13 +70,15 @@ def has_rows(values: tf.Tensor, rows: int | None) -> bool:
     return is_multiple and bool(first) and (tf.executing_eagerly() or not is_same(values))
 
 
-def is_number_of_rows(operation: tf.Operation, rows: int | None) -> bool:
-    """Return whether an operation reads the number of examples from a shape, or counts all their values."""
-    if operation.type == "Size":
-        return has_rows(operation.inputs[0], rows)
-    is_length_of_any = operation.type == "StridedSlice" and operation.inputs[0].op.type == "Shape"
-    is_first = is_length_of_any and operation.get_attr("shrink_axis_mask") == 1 and not is_length(operation)
-    return is_first and has_rows(operation.inputs[0].op.inputs[0], rows)
+def is_number_of_rows(number: tf.Tensor, data: Collection[tf.Tensor]) -> bool:
+    """Return whether a number is the first length of one of the tensors of a batch."""
+    sliced = passed_on(number, PASSES_ON).op
+    if sliced.type != "StridedSlice" or sliced.inputs[0].op.type != "Shape" or is_length(sliced):
+        return False
+    kinds = ("Cast", "Identity", "EnsureShape")
+    measured = passed_on(sliced.inputs[0].op.inputs[0], kinds).op
+    is_number = sliced.get_attr("shrink_axis_mask") == 1
+    return is_number and any(measured is passed_on(tensor, kinds).op for tensor in data)
 
 
 def reduces_first_axis(operation: tf.Operation) -> bool:

@@ -16,7 +16,6 @@ from tfdist.training.replicas.graph_queries import (
     has_rows,
     is_length,
     is_marked_as_same,
-    is_number_of_rows,
     is_same,
     passed_on,
     reduces_first_axis,
@@ -65,8 +64,6 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
                 return None
             return "sum" if operation.type != "Mean" else None if is_chosen(inputs[0]) else "mean"
         return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
-    if is_number_of_rows(operation, rows):
-        return "sum"
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
         return _of_product(operation, rows, means)
     return "same" if is_same(number) else None

@@ -402,3 +402,24 @@ def test_optimizers_and_variables_within_a_model_are_resumed(tmp_path):
         trained(tmp_path / "stopped", _kill, at=7)
     for mine, its in zip(trained(tmp_path / "stopped"), expected, strict=True):
         np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.parametrize("has_own_step", [False, True])
+def test_optimizers_that_no_step_uses_are_no_reason_to_refuse(tmp_path, has_own_step):
+    teacher = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    teacher.compile("adam", "mse")
+    teacher.trainable = False
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(1)(teacher(inputs))
+
+    class OfOne(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    model = (OfOne if has_own_step else keras.Model)(inputs, outputs)
+    if not has_own_step:
+        model.candidates = {"a": keras.optimizers.Adam()}
+    model.compile("sgd", "mse")
+    fit(model, X, Y, batch_size=5, verbose=0, shuffle=False, callbacks=[CheckpointAndResume(tmp_path)])
+    [step] = list_steps(tmp_path)
+    assert step == 6

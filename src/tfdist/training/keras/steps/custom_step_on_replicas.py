@@ -301,6 +301,7 @@ class CustomStepOnReplicas(MetricStep):
     def _called(self, data: Any, replica: ReplicaTrace) -> dict[str, Any]:
         """Call the model's own method in the state of one process."""
         part = functools.partial(part_of_loss, replica=replica) if self._replicas > 1 else None
+        replica.inputs = [each for each in tf.nest.flatten(data) if isinstance(each, tf.Tensor)]
         with (
             self._methods.on(replica),
             replica.scope,

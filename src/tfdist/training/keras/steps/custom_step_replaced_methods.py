@@ -30,7 +30,7 @@ from tfdist.training.keras.steps.step_base import value_of
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers, unweighed, weighed
 from tfdist.training.replicas.empty_replicas import or_zero
-from tfdist.training.replicas.graph_queries import marked_as_same
+from tfdist.training.replicas.graph_queries import is_number_of_rows, is_same, marked_as_same
 from tfdist.training.replicas.ops_across_examples import is_total_of_rows
 from tfdist.training.replicas.reduction import rows_of, shared_mean
 
@@ -134,6 +134,7 @@ class ReplacedMethods:
                 return value
             if is_unknown:  # what is computed of it does not depend on the counts of this replica
                 value = tf.compat.v1.placeholder(value.dtype, value.shape)
+            value = tf.stop_gradient(value)  # as that of a variable
             return tf.identity(value) if state is None and not is_unknown else marked_as_same(value)
 
         result = tf.nest.map_structure(as_new, result)
@@ -169,21 +170,38 @@ class ReplacedMethods:
         replica = getattr(self._here, "replica", None)
         if replica is None or replica.is_updating or replica.uses is not None:
             return original(value, *args, **kwargs)
-        if id(variable) in self._variables_of_keras:
+        is_on_read = variable.synchronization is tf.VariableSynchronization.ON_READ
+        is_added_up = is_on_read or variable.aggregation is tf.VariableAggregation.SUM
+        is_number = variable.dtype.is_floating or variable.dtype.is_integer
+        if is_added_up or not is_number or id(variable) in self._variables_of_keras:
             return original(value, *args, **kwargs)
         if not replica.is_in_its_graph():
             problem = f"assigns to {variable.name} in {OTHER_GRAPHS}, where replicas cannot share it"
             raise ConfigError(f"{self._name} of model {self._model.name}", problem, remedy="Assign after it")
-        value = tf.convert_to_tensor(value, variable.dtype)
-        number = value if variable.dtype.is_floating else tf.cast(value, tf.float64)
-        part = part_of_number(number, replica)
-        is_unknown = part is number and not tf.executing_eagerly()
-        if is_unknown and is_total_of_rows(value, rows_of(replica.data)):
-            self._sum_warning.log(AVERAGED, variable.name)
+        part = self._part_to_assign(variable, tf.convert_to_tensor(value, variable.dtype), replica)
+        if part is None:
+            return original(value, *args, **kwargs)
         with replica.updating():
             [mean] = shared_mean([], [or_zero(part, replica.size)], [], size=replica.size).state
             mean = mean if variable.dtype.is_floating else tf.round(mean)
             return original(tf.cast(mean, variable.dtype), *args, **kwargs)
+
+    def _part_to_assign(self, variable: Any, value: tf.Tensor, replica: ReplicaTrace) -> tf.Tensor | None:
+        """Return a replica's part of a value that it assigns; None if TensorFlow combines the values."""
+        is_of_first = variable.aggregation is tf.VariableAggregation.ONLY_FIRST_REPLICA  # as integers are
+        if tf.executing_eagerly():
+            return None if is_of_first else value
+        if is_same(value):
+            return None
+        number = value if variable.dtype.is_floating else tf.cast(value, tf.float64)
+        if is_number_of_rows(value, replica.inputs):
+            return tf.math.divide_no_nan(number, tf.cast(replica.share, number.dtype))
+        part = part_of_number(number, replica)
+        if part is number and is_of_first:
+            return None
+        if part is number and is_total_of_rows(value, rows_of(replica.data)):
+            self._sum_warning.log(AVERAGED, variable.name)
+        return part
 
     def _gradients(
         self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any

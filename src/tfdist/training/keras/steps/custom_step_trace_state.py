@@ -45,6 +45,7 @@ class ReplicaTrace:
         totals: The totals of the metrics before the batch.
         results: The values that metrics have returned, each with its metric and its place in the result.
         is_in_metric: Whether a metric is called, whose own calls of other metrics are not the step's.
+        inputs: The tensors that the step gets: of the data, or an example of zeros where there are none.
         uses: The uses of optimizers, if the step is only traced to find them.
         means: The losses of Keras, which are scaled so that they are means over the examples, by their ids.
         gradients: The gradients that the step reads or changes, of the whole batch; if the step is only
@@ -67,6 +68,7 @@ class ReplicaTrace:
     totals: Sequence[tf.Tensor] = ()
     results: list[tuple[Any, Any, int]] = field(default_factory=list)
     is_in_metric: bool = False
+    inputs: list[tf.Tensor] = field(default_factory=list)
     uses: list[OptimizerUse] | None = None
     means: dict[int, Any] = field(default_factory=dict)
     gradients: list[Any] = field(default_factory=list)

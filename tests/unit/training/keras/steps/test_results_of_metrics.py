@@ -147,9 +147,18 @@ class Assigns(Computes):
         super().__init__()
         self.seen, self.average = tf.Variable(0), tf.Variable(np.zeros(4), trainable=False)
         self.total = tf.Variable(np.float64(0.0), trainable=False)
+        self.steps = tf.Variable(0, trainable=False)
+        added = {"trainable": False, "aggregation": tf.VariableAggregation.SUM}
+        self.added = tf.Variable(0, **added)
+        self.added_on_read = tf.Variable(0, synchronization=tf.VariableSynchronization.ON_READ, **added)
 
     def train_step(self, data):
         x, _ = data
+        is_there = tf.cast(tf.shape(x)[0] > 0, tf.int32)  # of an example in the place of none too
+        has_own = tf.reduce_any(x != 0.0)
+        self.steps.assign_add(is_there)
+        for variable in (self.added, self.added_on_read):
+            variable.assign_add(tf.where(has_own, tf.shape(x)[0], 0))
         self.seen.assign_add(tf.shape(x)[0])
         self.total.assign_add(tf.reduce_sum(x))
         self.average.assign(0.9 * self.average + 0.1 * tf.reduce_mean(x, axis=0))
@@ -165,10 +174,35 @@ def test_variables_of_tensorflow_are_those_of_one_process(strategy):
         model(X[:1])
         model.compile(keras.optimizers.SGD(0.5))
         fitted(model, data, epochs=2, shuffle=False, verbose=0)
-        return [each.numpy() for each in (model.seen, model.total, model.average)]
+        kept = model.seen, model.total, model.average, model.steps, model.added, model.added_on_read
+        return [each.numpy() for each in kept]
 
     expected = trained(keras.Model.fit)
     with strategy.scope():
         found = trained(fit)
     for mine, its in zip(found, expected, strict=True):
         assert mine == pytest.approx(its, rel=1e-9)
+
+
+class Regularized(Computes):
+    """A model whose loss has a result of a metric in it, and the number of rows of a part of a weight."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.losses_of(data))
+            self.mean.update_state(loss)
+            kernel = tf.convert_to_tensor(self.dense.kernel)
+            positive = tf.boolean_mask(kernel, kernel[:, 0] > 0.0)
+            penalty = tf.cast(tf.shape(positive)[0], tf.float64) * tf.reduce_mean(kernel**2)
+            loss += 0.5 * self.mean.result() + penalty
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss, "mean": self.mean.result()}
+
+
+def test_a_result_in_a_loss_has_no_gradient_and_rows_of_a_weight_are_no_examples(strategy):
+    (expected, weights), (found, own_weights) = both(strategy, Regularized)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-6), name
+    for mine, its in zip(own_weights, weights, strict=True):
+        assert mine == pytest.approx(its, rel=1e-7)
