@@ -23,6 +23,7 @@ OF_THE_WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow
 # Records for people have the time of the day, the doctor compares the clocks of the tasks, and TensorFlow's profiler
 # counts by the time of the day, so that timelines of several machines are compared by it too.
 FOR_PEOPLE = {
+    "launcher/kubeflow_progress.py",
     "launcher/run_events.py",
     "diagnostics/doctor/protocol.py",
     "profiling/cluster_recording.py",
