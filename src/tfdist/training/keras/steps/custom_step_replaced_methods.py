@@ -135,7 +135,7 @@ class ReplacedMethods:
             if is_unknown:  # what is computed of it does not depend on the counts of this replica
                 value = tf.compat.v1.placeholder(value.dtype, value.shape)
             value = tf.stop_gradient(value)  # as that of a variable
-            return tf.identity(value) if state is None and not is_unknown else marked_as_same(value)
+            return value if state is None and not is_unknown else marked_as_same(value)
 
         result = tf.nest.map_structure(as_new, result)
         replica.results += [(value, metric, index) for index, value in enumerate(tf.nest.flatten(result))]
