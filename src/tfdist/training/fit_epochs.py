@@ -13,7 +13,7 @@ from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.checkpoints.checkpoint_hooks import CheckpointHooks
+from tfdist.training.checkpoints.fit_hooks import FitHooks
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.reports.logs import as_logs
@@ -37,7 +37,7 @@ class FitEpochs:
         schedule: FitSchedule,
         calls: Any,
         callbacks: Sequence[Any],
-        checkpoints: CheckpointHooks,
+        checkpoints: FitHooks,
         after_batches: Callable[[], None],
     ) -> None:
         self._training, self._testing, self._model = training, testing, model

@@ -25,8 +25,8 @@ from tfdist.strategies.current import is_chief_of
 from tfdist.training.checkpoints.checkpoint import OF_EPOCH, Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
 from tfdist.training.checkpoints.checkpoint_facts import Facts, Place, refuse_other
-from tfdist.training.checkpoints.checkpoint_hooks import CheckpointHooks
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
+from tfdist.training.checkpoints.fit_hooks import FitHooks
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.checkpoints.share_checkpoint import NO_VALUES, SharedCheckpoint
 from tfdist.training.data.check_same_order_on_resume import ResumableData
@@ -64,14 +64,14 @@ _log = logging.getLogger("tfdist")
 @contextlib.contextmanager
 def open_checkpoints(
     option: CheckpointAndResume | None, model: Any, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]
-) -> Iterator[CheckpointHooks]:
+) -> Iterator[FitHooks]:
     """Find the newest checkpoint, and handle SIGTERM while the block trains, if there is an option.
 
     Raises:
         Preempted: A task was told to end. A checkpoint is saved if the training had begun.
     """
     if option is None:
-        yield CheckpointHooks(model, strategy, callbacks)
+        yield FitHooks(model, strategy, callbacks)
         return
     print_own_errors_in_a_line()
     if is_keras_2(model):
@@ -94,7 +94,7 @@ def open_checkpoints(
             raise
 
 
-class FitCheckpoints(CheckpointHooks):
+class FitCheckpoints(FitHooks):
     """The checkpoints of a call of `fit`; all tasks call the methods, and only the chief reads and writes."""
 
     seed: int

@@ -1,4 +1,4 @@
-"""Define the moments of `fit` in which checkpoints have something to do; without them, it is nothing."""
+"""Define the moments of `fit` in which checkpoints are saved and resumed; without them, nothing happens."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from tfdist.training.run_batches import EpochPart, FitSchedule
 from tfdist.training.session import Phase, Session
 
 
-class CheckpointHooks:
+class FitHooks:
     """Do nothing at each of these moments; `FitCheckpoints` saves and resumes in them."""
 
     seed: int | None = None  # of the order of its arrays
