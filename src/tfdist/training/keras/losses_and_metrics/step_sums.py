@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.training.keras.losses_and_metrics.loss_parts import mean_of
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.losses_and_metrics.model_losses import Losses, ModelLosses
-from tfdist.training.keras.losses_and_metrics.one_number_per_batch import NO_NUMBERS, BatchMeans, Numbers
+from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 
 
 class SumsLayout(NamedTuple):

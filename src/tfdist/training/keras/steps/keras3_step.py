@@ -24,7 +24,7 @@ from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.losses_and_metrics.loss_divisors import losses_of_one_process
 from tfdist.training.keras.losses_and_metrics.metric_state import are_sums
 from tfdist.training.keras.losses_and_metrics.model_losses import Losses, ModelLosses
-from tfdist.training.keras.losses_and_metrics.one_number_per_batch import BatchMeans
+from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import BatchMeans
 from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, StepSums, SumsLayout
 from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up, counter_of_all_steps, loss_scale

@@ -10,7 +10,7 @@ tf = pytest.importorskip("tensorflow")
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.keras.losses_and_metrics.one_number_per_batch import BatchMeans  # noqa: E402
+from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import BatchMeans  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 counts its metrics by its own step")

@@ -1,4 +1,4 @@
-"""Count one number of a batch once, though several replicas each compute it on their part of the batch."""
+"""Average metrics whose value for a batch is one scalar, which each replica computes on its part of it."""
 
 import contextlib
 import logging
