@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.group_by_key import places_by_key
+from tfdist._utils.indices_by_key import indices_by_key
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, call_each, token
@@ -228,7 +228,7 @@ def _shaped(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Ten
 
 def _by_server(variables: Sequence[Any]) -> dict[int, list[int]]:
     """Return, for each server, the positions of the variables that it holds."""
-    return places_by_key(tf.DeviceSpec.from_string(variable.handle.device).task for variable in variables)
+    return indices_by_key(tf.DeviceSpec.from_string(variable.handle.device).task for variable in variables)
 
 
 def _outcome(question: Callable[[Task], int], task: Task) -> int | Exception:

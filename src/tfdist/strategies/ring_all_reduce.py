@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.group_by_key import places_by_key
+from tfdist._utils.indices_by_key import indices_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, is_branch_or_loop, mirrored
 from tfdist.strategies.gradient_buckets import GradientBuckets
 from tfdist.strategies.scale_gradients import divided, tensors_of
@@ -141,7 +141,7 @@ class RingAllReduce(LimitedAllReduce):
     def _by_type(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         """Add tensors of one type up together, in program order, which is the same in all tasks."""
         totals: list[Any] = [None] * len(parts)
-        for places in places_by_key(part[0].dtype for part in parts).values():
+        for places in indices_by_key(part[0].dtype for part in parts).values():
             sums = self._added_up([parts[place] for place in places])
             for place, total in zip(places, sums, strict=True):
                 totals[place] = total

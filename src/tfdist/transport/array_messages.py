@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist._utils.group_by_key import places_by_key
+from tfdist._utils.indices_by_key import indices_by_key
 from tfdist.transport.compression import Narrow, Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.tensor_fusion import Fusion
@@ -109,7 +109,7 @@ class MessageCodec:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest, self.mark = manifest, manifest.mark
         dtypes = [_numpy_type(name) for name in manifest.dtypes]
-        self._places_by_dtype = places_by_key(dtypes)
+        self._places_by_dtype = indices_by_key(dtypes)
         self._fusions = {
             dtype: Fusion(dtype, tuple(manifest.shapes[place] for place in places))
             for dtype, places in self._places_by_dtype.items()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.group_by_key import places_by_key
+from tfdist._utils.indices_by_key import indices_by_key
 from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.errors import DataError
 from tfdist.strategies.scale_gradients import scaled
@@ -260,7 +260,7 @@ def _all_summed(values: Sequence[Any]) -> list[Any]:
     # TensorFlow packs the tensors of one all-reduce, and a pack does not support several types.
     context = tf.distribute.get_replica_context()
     summed = list(values)
-    for places in places_by_key(value.dtype for value in values).values():
+    for places in indices_by_key(value.dtype for value in values).values():
         totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [values[place] for place in places])
         for place, total in zip(places, totals, strict=True):
             summed[place] = total
