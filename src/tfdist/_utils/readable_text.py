@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 
-from tfdist._utils.user_paths import current_folder
+from tfdist._utils.check_and_expand_paths import current_folder
 
 
 def count(quantity: int, singular: str, plural: str = "") -> str:

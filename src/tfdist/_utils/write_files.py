@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tfdist._utils.user_paths import expanded_path
+from tfdist._utils.check_and_expand_paths import expanded_path
 from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
 
 _LONGEST_NAME = 255  # bytes, of a file on Linux

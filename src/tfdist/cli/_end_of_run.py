@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tfdist._utils.user_paths import exists
+from tfdist._utils.check_and_expand_paths import exists
 from tfdist.errors import TfdistError
 from tfdist.launcher.run_events import FILE
 

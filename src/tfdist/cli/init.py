@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from tfdist._utils.user_paths import exists, expanded_path, is_folder
+from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError

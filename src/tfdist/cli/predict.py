@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tfdist._utils.user_paths import exists, expanded_path, is_folder
+from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import local_path, path_or_address
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._quiet_start import load_tensorflow_quietly

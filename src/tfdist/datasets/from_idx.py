@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdist._utils.check_and_expand_paths import is_folder
 from tfdist._utils.read_untrusted_files import opened_regular, read_text_file
-from tfdist._utils.user_paths import is_folder
 from tfdist.datasets.disk_cache import Contents, size_text
 from tfdist.datasets.read_npz import check_fits_memory
 from tfdist.errors import DataError

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._utils.user_paths import exists, expanded_path, is_folder
+from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import default_cache_dir, local_path, path_or_address
 from tfdist.datasets import synthetic_digits, synthetic_shapes
 from tfdist.datasets.disk_cache import Batches, Contents, Prepared, find_prepared, prepare

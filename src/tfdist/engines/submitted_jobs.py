@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from tfdist._utils.user_paths import exists, expanded_path
+from tfdist._utils.check_and_expand_paths import exists, expanded_path
 from tfdist._utils.write_files import write_json
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.errors import ConfigError, StorageError

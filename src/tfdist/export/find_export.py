@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_file
 from tfdist._utils.read_untrusted_files import read_json_file, read_text_file
-from tfdist._utils.user_paths import exists, expanded_path, is_file
 from tfdist._utils.write_files import local_path, set_link, storage_errors, write_json, write_whole
 from tfdist.errors import ConfigError, DataError
 

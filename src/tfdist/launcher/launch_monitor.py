@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+from tfdist._utils.check_and_expand_paths import exists
 from tfdist._utils.readable_text import count
-from tfdist._utils.user_paths import exists
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import run_events

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.user_paths import is_folder
+from tfdist._utils.check_and_expand_paths import is_folder
 from tfdist._utils.write_files import storage_errors
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfdist._utils.user_paths import absolute_path
+from tfdist._utils.check_and_expand_paths import absolute_path
 from tfdist._utils.write_files import default_cache_dir, path_or_address, storage_errors
 from tfdist.errors import ConfigError, TfdistError, shown
 

@@ -4,7 +4,7 @@ import itertools
 import re
 from pathlib import Path
 
-from tfdist._utils.user_paths import exists
+from tfdist._utils.check_and_expand_paths import exists
 from tfdist._utils.write_files import write_whole
 from tfdist.errors import ConfigError, did_you_mean
 

@@ -1,4 +1,4 @@
-"""Look at the paths that users name: with no error for one that may not be searched, or one line.
+"""Check and expand paths that users name: with no error for one that may not be searched, or one line.
 
 Before Python 3.14, `Path.exists` raises where a folder on the way may not be searched, or a name is too long.
 """
