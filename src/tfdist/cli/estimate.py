@@ -14,7 +14,7 @@ from typing import Annotated
 
 from tfdist._utils.terminal_size_and_tables import console_for_tables
 from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run
-from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.diagnostics.estimate_memory_and_traffic import (
     TaskEstimate,
     estimate_tasks,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
 from tfdist._utils.write_files import local_path, path_or_address
 from tfdist.cli._flags_from_signature import Flag, run
-from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError
 from tfdist.export.find_export import find_export
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from tfdist._utils.write_files import local_path, path_or_address, temporary_folder
 from tfdist.cli._flags_from_signature import Flag, run
-from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.diagnostics.report.page import write_page
 from tfdist.errors import ConfigError, DataError
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from tfdist._utils.write_files import local_path
 from tfdist.cli._flags_from_signature import Flag, run
-from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.diagnostics.find_tasks_of_run import RunningTasks, check_answers, find_running_tasks
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.private_network import join_private_network

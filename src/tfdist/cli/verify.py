@@ -19,7 +19,7 @@ from tfdist._utils.run_process import run_process
 from tfdist._utils.terminal_size_and_tables import console_for_tables
 from tfdist._utils.write_files import temporary_folder
 from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run
-from tfdist.cli._quiet_start import load_tensorflow_quietly
+from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.strategies.options import strategy_name

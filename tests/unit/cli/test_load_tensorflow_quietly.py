@@ -9,15 +9,15 @@ import pytest
 _SCRIPT = """
 import os, sys
 sys.path.insert(0, os.environ["FAKES"])
-from tfdist.cli import _quiet_start
-_quiet_start.own_gpus = lambda: []
+from tfdist.cli import _load_tensorflow_quietly
+_load_tensorflow_quietly.own_gpus = lambda: []
 os.environ.setdefault("TFDIST_CACHE_DIR", os.environ["FAKES"])
 exec(os.environ["CODE"])
 print("after", file=sys.stderr, flush=True)
 """
-_LOAD = "_quiet_start.load_tensorflow_quietly(); import tensorflow"
+_LOAD = "_load_tensorflow_quietly.load_tensorflow_quietly(); import tensorflow"
 _OPEN = """
-from tfdist.cli._quiet_start import prepare_data
+from tfdist.cli._load_tensorflow_quietly import prepare_data
 from tfdist.errors import DataError
 from tfdist.trainer.config import read_config
 for name in ("/no/data", os.environ["FAKES"]):
