@@ -6,7 +6,7 @@ tfdist cancel slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._flags_from_signature import run
-from tfdist.cli._job_of_flags import submission_of
+from tfdist.cli._job_from_command_line import submission_of
 
 
 def main(command: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._flags_from_signature import Flag, run
-from tfdist.cli._job_of_flags import made_by, options_of, requested
+from tfdist.cli._job_from_command_line import made_by, options_of, requested
 from tfdist.engines.compose.dockerfile import render_dockerfile
 from tfdist.engines.options_into_section import with_options
 from tfdist.errors import ConfigError, shown

@@ -6,7 +6,7 @@ tfdist status slurm://cluster/123
 from collections.abc import Sequence
 
 from tfdist.cli._flags_from_signature import run
-from tfdist.cli._job_of_flags import submission_of
+from tfdist.cli._job_from_command_line import submission_of
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.logs_and_exit_status import last_progress
 from tfdist.engines.protocol import Engine

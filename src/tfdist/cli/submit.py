@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cli._flags_from_signature import run
-from tfdist.cli._job_of_flags import requested
+from tfdist.cli._job_from_command_line import requested
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.submitted_jobs import record
 from tfdist.errors import TfdistError

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from absl.flags import FLAGS
 
-from tfdist.cli import _flags_from_signature, _job_of_flags, init
+from tfdist.cli import _flags_from_signature, _job_from_command_line, init
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import StrategyOptions, strategy_name
 from tfdist.trainer.config import read_config
@@ -34,11 +34,11 @@ def _project(machine=NO_GPU, **given):
 
 def _submitted(words):
     """Return the engine, the job and the options of a command line of `tfdist submit`."""
-    names = list(_flags_from_signature._define_flags(_job_of_flags.requested))
+    names = list(_flags_from_signature._define_flags(_job_from_command_line.requested))
     FLAGS.set_gnu_getopt(True)
     try:
         rest = FLAGS(["submit", *words])[1:]
-        return _job_of_flags.requested(rest, **{name: FLAGS[name].value for name in names})
+        return _job_from_command_line.requested(rest, **{name: FLAGS[name].value for name in names})
     finally:
         for name in names:
             delattr(FLAGS, name)
