@@ -9,7 +9,7 @@ from cases import batches, compute_in
 
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
+from tfdist.training.parameter_servers.sharded_keras_variables import variables_read_in_place
 from tfdist.training.predict import predict
 
 keras = tf.keras

@@ -25,7 +25,7 @@ from tfdist.training.keras.steps.keras3_step import Keras3Step
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
-from tfdist.training.parameter_servers.train_sharded_variables import built_on_parts, check_parts, parts_of
+from tfdist.training.parameter_servers.sharded_keras_variables import built_on_parts, check_parts, parts_of
 from tfdist.training.replicas.empty_replicas import batch_of_zeros
 from tfdist.training.replicas.reduction import unpacked
 from tfdist.training.runners.batches_for_workers import BatchesReadByChief, BatchesReadByWorkers

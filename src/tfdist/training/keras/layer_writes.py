@@ -15,7 +15,7 @@ from tfdist.errors import ConfigError
 from tfdist.training.keras.model_checks import is_alone
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.stateless_scopes import RecordingScope
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of
+from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.ops_across_examples import is_total_of_rows
 
 AVERAGED = (

@@ -10,7 +10,7 @@ from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of
+from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers
 from tfdist.training.replicas.reduction import unpacked
 

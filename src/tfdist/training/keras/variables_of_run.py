@@ -10,7 +10,7 @@ from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError
-from tfdist.training.parameter_servers.train_sharded_variables import (
+from tfdist.training.parameter_servers.sharded_keras_variables import (
     built_on_parts,
     put_together,
     slots_of_whole_variables,

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.ps_transfer import PsTransfer, StepTransfer
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of, put_together
+from tfdist.training.parameter_servers.sharded_keras_variables import parts_of, put_together
 from tfdist.training.replicas.reduction import summed_apart
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of, put_together
+from tfdist.training.parameter_servers.sharded_keras_variables import parts_of, put_together
 
 _NO_CALL = -1
 # Not from 0: a worker may outlive its chief, and must not take its copies for those of the next one's calls.

@@ -24,7 +24,7 @@ from tfdist._utils.keras_private import (
     slot_of,
     slot_of_keras_2,
 )
-from tfdist.training.parameter_servers.train_sharded_variables import read_rows
+from tfdist.training.parameter_servers.sharded_keras_variables import read_rows
 
 
 def fused(optimizer: Any) -> AbstractContextManager[None]:

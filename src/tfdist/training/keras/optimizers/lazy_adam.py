@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import adam_slots
 from tfdist.errors import ConfigError
-from tfdist.training.parameter_servers.train_sharded_variables import read_rows
+from tfdist.training.parameter_servers.sharded_keras_variables import read_rows
 
 
 @tf.keras.utils.register_keras_serializable(package="tfdist")

@@ -44,7 +44,7 @@ from tfdist.training.keras.steps.custom_step_replaced_methods import (
 )
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
 from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of
+from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.call_synchronized_layers import (
     has_synchronized_layers,
     replicas_called_together,

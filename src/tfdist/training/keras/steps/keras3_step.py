@@ -33,7 +33,7 @@ from tfdist.training.keras.stateless_scopes import RecordingScope, recording_sco
 from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
 from tfdist.training.parameter_servers.fetch_and_send import FetchedVariables, PsVariables
-from tfdist.training.parameter_servers.train_sharded_variables import parts_of
+from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.call_synchronized_layers import (
     has_synchronized_layers,

@@ -14,7 +14,7 @@ from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import recording_scope
 from tfdist.training.keras.steps.step_base import traced_in_place
-from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
+from tfdist.training.parameter_servers.sharded_keras_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.empty_replicas import computed_or_zero
 from tfdist.training.replicas.reduction import shared_mean

@@ -16,7 +16,7 @@ from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.stateless_scopes import functions_run_in_place
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
-from tfdist.training.parameter_servers.train_sharded_variables import variables_read_in_place
+from tfdist.training.parameter_servers.sharded_keras_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_nan_losses import Failure, ReplicaStats

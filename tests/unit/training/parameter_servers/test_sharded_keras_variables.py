@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.strategies.variable_partitioner import Partitioner, Sharded  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
-from tfdist.training.parameter_servers.train_sharded_variables import (  # noqa: E402
+from tfdist.training.parameter_servers.sharded_keras_variables import (  # noqa: E402
     check_parts,
     parts_of,
     variables_read_in_place,
