@@ -194,7 +194,7 @@ def test_beginning_anew_without_getting_on_has_an_end():
     code = (
         "from tfdist.cluster.config import ClusterConfig\n"
         "from tfdist.trainer.config import Config\n"
-        "from tfdist.trainer.sections.launch_and_watch import ElasticSection, LaunchSection\n"
+        "from tfdist.trainer.sections.starting_and_watching_tasks import ElasticSection, LaunchSection\n"
         "from tfdist.trainer.elastic import Elastic\n"
         "from tfdist.errors import TaskLost\n"
         "print('begun', flush=True)\n"

@@ -28,7 +28,7 @@ from tfdist.trainer.sections.evaluation_and_saving import (
     ExportSection,
     SummariesSection,
 )
-from tfdist.trainer.sections.launch_and_watch import (
+from tfdist.trainer.sections.starting_and_watching_tasks import (
     ElasticSection,
     LaunchSection,
     MetricsSection,

@@ -24,7 +24,7 @@ from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
 from tfdist.errors import Preempted, TaskLost
 from tfdist.trainer.config import Config
-from tfdist.trainer.sections.launch_and_watch import ElasticSection
+from tfdist.trainer.sections.starting_and_watching_tasks import ElasticSection
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 # How many tasks were lost in a row, without a checkpoint in between; it survives the restart of this process.
