@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.cluster.roles_and_sizes import ROLES
+from tfdist.cluster.roles_and_task_counts import ROLES
 
 tf = pytest.importorskip("tensorflow")
 from tensorflow.python.distribute import multi_worker_util  # noqa: E402

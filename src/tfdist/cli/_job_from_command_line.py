@@ -13,7 +13,7 @@ from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.write_files import local_path, path_or_address
 from tfdist.cli._flags_from_signature import Changes, ConfigFile, Flag, check_utf_8
 from tfdist.cluster.config import ClusterConfig
-from tfdist.cluster.roles_and_sizes import DEFAULT_PORT
+from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT
 from tfdist.engines.find_engine import engine_names, find_engine
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job, train_command
 from tfdist.engines.job_handle_and_state import Handle, Submission

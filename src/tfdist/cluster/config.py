@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from tfdist._utils.read_yaml_and_json import Document, Source, decode, read_yaml_file
 from tfdist.cluster.addresses_and_free_ports import LocalPorts, split_address
-from tfdist.cluster.roles_and_sizes import ROLES, Sizes, stated_sizes
+from tfdist.cluster.roles_and_task_counts import ROLES, TaskCounts, stated_task_counts
 from tfdist.cluster.schedulers import PRECEDENCE
 from tfdist.cluster.schedulers.open_mpi import OpenMPI
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
@@ -32,7 +32,7 @@ from tfdist.cluster.validation import (
     check_cluster,
     check_name,
     check_role,
-    check_same_sizes,
+    check_same_task_counts,
     check_task,
     checked_addresses,
     checked_counts,
@@ -359,7 +359,7 @@ class ClusterConfig:
             port: The first port, for schedulers that know only hosts.
             environ: The variables to read instead of `os.environ`.
         """
-        wanted = None if sizes is None else Sizes(checked_counts(sizes, Source("sizes")), "sizes")
+        wanted = None if sizes is None else TaskCounts(checked_counts(sizes, Source("sizes")), "sizes")
         return cls._from_environment(wanted, port, environ)[0]
 
     @classmethod
@@ -402,12 +402,12 @@ class ClusterConfig:
             raise ConfigError(source.at(some), problem, remedy="Write addresses for all roles, or for none")
         if lists:
             written = cls(**_arguments(lists), source=source)
-            claimed, claim = cls._from_environment(written._sizes(), section.port, environ)
+            claimed, claim = cls._from_environment(written._task_counts(), section.port, environ)
             if claim is not None:
                 written = written._with_task_of(claimed, claim)
         else:
             counts = checked_counts(_with_chief(counts), source)
-            wanted = Sizes(counts, source.at()) if counts else None
+            wanted = TaskCounts(counts, source.at()) if counts else None
             written, claim = cls._from_environment(wanted, section.port, environ)
             if claim is None and counts:
                 written = cls._local(counts, source)
@@ -433,7 +433,7 @@ class ClusterConfig:
 
     @classmethod
     def _from_environment(
-        cls, wanted: Sizes | None, port: int | None, environ: Mapping[str, str] | None
+        cls, wanted: TaskCounts | None, port: int | None, environ: Mapping[str, str] | None
     ) -> "tuple[ClusterConfig, Claim | None]":
         environ = os.environ if environ is None else environ
         schedulers = [kind(environ) for kind in PRECEDENCE]
@@ -442,14 +442,15 @@ class ClusterConfig:
             _log.debug("the environment has no scheduler's variables")
             return cls(source=Source("the environment")), None
         chosen = present[0]
-        stated = stated_sizes(environ)
+        stated = stated_task_counts(environ)
         claim = chosen.claim(wanted or stated, port)
         cluster = cls._from_claim(claim)
-        for sizes in filter(None, (wanted, stated)):
-            check_same_sizes(cluster._sizes(), sizes)
+        counts = cluster._task_counts()
+        for expected in filter(None, (wanted, stated)):
+            check_same_task_counts(counts, expected)
         for other in _comparable(present):
-            check_same_sizes(cls._from_claim(other.claim(cluster._sizes(), port))._sizes(), cluster._sizes())
-        _log.info("read the cluster from %s: %s; this is %s", chosen.name, cluster._sizes(), cluster.task)
+            check_same_task_counts(cls._from_claim(other.claim(counts, port))._task_counts(), counts)
+        _log.info("read the cluster from %s: %s; this is %s", chosen.name, counts, cluster.task)
         return cluster, claim
 
     def _with_task_of(self, claimed: "ClusterConfig", claim: Claim) -> "ClusterConfig":
@@ -475,8 +476,8 @@ class ClusterConfig:
         check_role(role, self.source.at(), [name for name in self._addresses if name not in ROLES])
         return self._addresses[role]
 
-    def _sizes(self) -> Sizes:
-        return Sizes({role: len(addresses) for role, addresses in self._addresses.items()}, self.source.at())
+    def _task_counts(self) -> TaskCounts:
+        return TaskCounts(self.counts, self.source.at())
 
     def _own(self, task: Task) -> Task:
         """Return a task, if this cluster has it."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tfdist._utils.read_yaml_and_json import Source
 from tfdist.cluster.addresses_and_free_ports import split_address
-from tfdist.cluster.roles_and_sizes import ROLES, Sizes
+from tfdist.cluster.roles_and_task_counts import ROLES, TaskCounts
 from tfdist.errors import ConfigError, did_you_mean, is_near, shown
 
 _ALONE = ("chief", "evaluator")
@@ -130,10 +130,10 @@ def checked_counts(counts: Mapping[str, int], source: Source) -> dict[str, int]:
     return dict(counts)
 
 
-def check_same_sizes(sizes: Sizes, wanted: Sizes) -> None:
+def check_same_task_counts(counts: TaskCounts, wanted: TaskCounts) -> None:
     """Check that two sources state the same number of tasks of each role."""
     # A training task's TF_CONFIG leaves the evaluator out.
-    roles = {*sizes.counts, *wanted.counts} - {"evaluator"}
-    if any(sizes.counts.get(role, 0) != wanted.counts.get(role, 0) for role in roles):
-        problem = f"says {wanted}, but {sizes.said_by} says {sizes}"
+    roles = {*counts.by_role, *wanted.by_role} - {"evaluator"}
+    if any(counts.by_role.get(role, 0) != wanted.by_role.get(role, 0) for role in roles):
+        problem = f"says {wanted}, but {counts.said_by} says {counts}"
         raise ConfigError(wanted.said_by, problem, remedy="Correct the one that is wrong, or unset it")

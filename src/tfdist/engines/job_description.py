@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.cluster.roles_and_sizes import DEFAULT_PORT
+from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.errors import ConfigError
 from tfdist.trainer.sections.engine import EngineSection

@@ -15,7 +15,7 @@ from tfdist._utils.stop_signal_names import stop_signals
 from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.cluster.roles_and_sizes import ROLES
+from tfdist.cluster.roles_and_task_counts import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import send_reports
 from tfdist.launcher.console import ScreenOptions

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import are_devices_fixed, let_variables_be_numbers
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.cluster.roles_and_sizes import ROLES
+from tfdist.cluster.roles_and_task_counts import ROLES
 from tfdist.coordination.end_announcements import shut_servers_down_at_exit
 from tfdist.coordination.stop_signals import own_handler_restored
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT

@@ -1,8 +1,8 @@
 """Read the cluster from environment variables: one small class for each scheduler.
 
-Schedulers that know only hosts and ranks (all but TF_CONFIG and CLUSTER_SPEC) need the sizes of the roles;
-without sizes, every task is a worker. tfdist assigns ranks to roles in alphabetical order (chief, evaluator,
-ps, worker), as TensorFlow's SlurmClusterResolver does.
+Schedulers that know only hosts and ranks (all but TF_CONFIG and CLUSTER_SPEC) need the number of tasks of
+each role; without it, every task is a worker. tfdist assigns ranks to roles in alphabetical order (chief,
+evaluator, ps, worker), as TensorFlow's SlurmClusterResolver does.
 """
 
 from tfdist.cluster.schedulers.kubernetes import Kubernetes

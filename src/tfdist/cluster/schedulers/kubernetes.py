@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tfdist._utils.read_yaml_and_json import Source
-from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
+from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT, TaskCounts
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 
@@ -30,10 +30,10 @@ class Kubernetes(Scheduler):
         # Without a service, the pods of an indexed Job cannot reach each other, so each trains alone.
         return bool(self._environ.get("JOB_COMPLETION_INDEX") and self._service)
 
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return the cluster of the pods, whose names differ in index and role."""
         index = self._number("JOB_COMPLETION_INDEX")
-        if sizes is None:
+        if counts is None:
             problem = "Kubernetes tells a pod its index, and not how many pods there are"
             remedy = "Write the number of each role into the config, such as `cluster: {worker: 4}`"
             raise ConfigError("JOB_COMPLETION_INDEX", problem, remedy=remedy)
@@ -41,14 +41,14 @@ class Kubernetes(Scheduler):
         role = self._environ.get("REPLICATED_JOB_NAME", "")
         if not self._jobset and not role:
             stem = self._stem(f"-{index}")
-            ranked = [f"{stem}-{i}.{self._service}:{port}" for i in range(sum(sizes.counts.values()))]
-            return by_rank(ranked, index, sizes, "TFDIST_SERVICE", "JOB_COMPLETION_INDEX")
+            ranked = [f"{stem}-{i}.{self._service}:{port}" for i in range(sum(counts.by_role.values()))]
+            return by_rank(ranked, index, counts, "TFDIST_SERVICE", "JOB_COMPLETION_INDEX")
         self._required("REPLICATED_JOB_NAME", "JOBSET_NAME")
         # A JobSet numbers the Jobs of a role, and here there is one.
         start, middle = (self._jobset, "-0") if self._jobset else (self._stem(f"-{role}-{index}"), "")
         addresses = {
             job: [f"{start}-{job}{middle}-{i}.{self._service}:{port}" for i in range(size)]
-            for job, size in sizes.counts.items()
+            for job, size in counts.by_role.items()
             if size
         }
         source = Source("REPLICATED_JOB_NAME, JOB_COMPLETION_INDEX")

@@ -1,6 +1,6 @@
 """Read the variables that Open MPI's mpirun sets."""
 
-from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
+from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT, TaskCounts
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.cluster.schedulers.slurm import expand_hosts
 from tfdist.errors import ConfigError
@@ -19,7 +19,7 @@ class OpenMPI(Scheduler):
         """Return whether mpirun started this process."""
         return bool(self._environ.get("OMPI_COMM_WORLD_SIZE"))
 
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return a task for each rank."""
         size = self._number("OMPI_COMM_WORLD_SIZE", least=1)
         rank = self._number("OMPI_COMM_WORLD_RANK")
@@ -32,7 +32,7 @@ class OpenMPI(Scheduler):
             remedy = "Use `mpirun --map-by slot` with as many slots on each host"
             raise ConfigError("OMPI_COMM_WORLD_SIZE", expected=expected, received=received, remedy=remedy)
         ranked = [f"{host}:{(port or DEFAULT_PORT) + i}" for host in hosts for i in range(slots)]
-        return by_rank(ranked, rank, sizes, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        return by_rank(ranked, rank, counts, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def _hosts(self, *, one: bool) -> tuple[str, list[str]]:
         if one:

@@ -1,7 +1,7 @@
 """Read SageMaker's SM_HOSTS, SM_CURRENT_HOST and SM_RESOURCE_CONFIG."""
 
 from tfdist._utils.read_yaml_and_json import Source, read_json
-from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, ROLES, Sizes
+from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT, ROLES, TaskCounts
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 
@@ -22,7 +22,7 @@ class SageMaker(Scheduler):
         """Return whether one of the variables with the hosts is set."""
         return any(self._environ.get(name, "").strip() for name in ("SM_HOSTS", "SM_RESOURCE_CONFIG"))
 
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return a task on each host."""
         hosts, host = self._hosts()
         if host not in hosts:
@@ -41,7 +41,7 @@ class SageMaker(Scheduler):
             task = next((role, names.index(host)) for role, names in groups.items() if host in names)
             return Claim(Source(_GROUPS), addresses, task, Source("SM_CURRENT_HOST"))
         ranked = [f"{name}:{port or DEFAULT_PORT}" for name in hosts]
-        return by_rank(ranked, hosts.index(host), sizes, "SM_HOSTS", "SM_CURRENT_HOST")
+        return by_rank(ranked, hosts.index(host), counts, "SM_HOSTS", "SM_CURRENT_HOST")
 
     def _groups(self, hosts: list[str]) -> dict[str, list[str]] | None:
         """Return the hosts of each role by the instance groups; None where no group is named like a role."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 from tfdist._utils.read_yaml_and_json import Source
-from tfdist.cluster.roles_and_sizes import Sizes
+from tfdist.cluster.roles_and_task_counts import TaskCounts
 from tfdist.errors import ConfigError, shown
 
 
@@ -35,7 +35,7 @@ class Scheduler(ABC):
         """Return whether the variables are set."""
 
     @abstractmethod
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return the cluster that the variables describe.
 
         Raises:
@@ -54,22 +54,22 @@ class Scheduler(ABC):
         return int(text)
 
 
-def by_rank(ranked: Sequence[str], rank: int, sizes: Sizes | None, hosts_name: str, rank_name: str) -> Claim:
+def by_rank(
+    ranked: Sequence[str], rank: int, counts: TaskCounts | None, hosts_name: str, rank_name: str
+) -> Claim:
     """Return a claim that assigns the ranks to the roles."""
-    sizes = sizes or Sizes({"worker": len(ranked)}, hosts_name)
-    counts = dict(sorted(sizes.counts.items()))
-    if sum(counts.values()) != len(ranked):
-        problem = f"says {len(ranked)} tasks, but {sizes.said_by} says {sizes}"
-        raise ConfigError(
-            hosts_name, problem, remedy=f"Start {sum(counts.values())} tasks, or change the latter"
-        )
+    counts = counts or TaskCounts({"worker": len(ranked)}, hosts_name)
+    by_role = dict(sorted(counts.by_role.items()))
+    if (total := sum(by_role.values())) != len(ranked):
+        problem = f"says {len(ranked)} tasks, but {counts.said_by} says {counts}"
+        raise ConfigError(hosts_name, problem, remedy=f"Start {total} tasks, or change the latter")
     if rank >= len(ranked):
         raise ConfigError(
             rank_name, expected=f"a rank below {len(ranked)} ({hosts_name})", received=str(rank)
         )
-    ends = accumulate(counts.values())
+    ends = accumulate(by_role.values())
     addresses = {
-        role: list(ranked[end - size : end]) for (role, size), end in zip(counts.items(), ends, strict=True)
+        role: list(ranked[end - size : end]) for (role, size), end in zip(by_role.items(), ends, strict=True)
     }
     members = [(role, i) for role, hosts in addresses.items() for i in range(len(hosts))]
     return Claim(Source(hosts_name), addresses, members[rank], Source(rank_name))

@@ -1,6 +1,6 @@
 """Read SkyPilot's SKYPILOT_NODE_IPS and SKYPILOT_NODE_RANK."""
 
-from tfdist.cluster.roles_and_sizes import DEFAULT_PORT, Sizes
+from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT, TaskCounts
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError
 
@@ -16,7 +16,7 @@ class SkyPilot(Scheduler):
         # On a single node, a cluster is one of this machine.
         return len(self._environ.get("SKYPILOT_NODE_IPS", "").split()) > 1
 
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return a task on each node."""
         hosts = self._environ["SKYPILOT_NODE_IPS"].split()
         self._required("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
@@ -25,4 +25,4 @@ class SkyPilot(Scheduler):
         if stated != len(hosts):
             raise ConfigError("SKYPILOT_NUM_NODES", f"says {stated}, but SKYPILOT_NODE_IPS has {len(hosts)}")
         ranked = [f"{host}:{port or DEFAULT_PORT}" for host in hosts]
-        return by_rank(ranked, rank, sizes, "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
+        return by_rank(ranked, rank, counts, "SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")

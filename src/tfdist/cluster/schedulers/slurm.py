@@ -2,7 +2,7 @@
 
 import re
 
-from tfdist.cluster.roles_and_sizes import Sizes
+from tfdist.cluster.roles_and_task_counts import TaskCounts
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler, by_rank
 from tfdist.errors import ConfigError, shown
 
@@ -27,7 +27,7 @@ class Slurm(Scheduler):
         # A batch script outside of srun is one process, whatever the size of the allocation.
         return all(self._environ.get(name) for name in ("SLURM_STEP_NODELIST", "SLURM_PROCID"))
 
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return a task for each rank of the job step."""
         hosts = expand_hosts(self._environ["SLURM_STEP_NODELIST"], "SLURM_STEP_NODELIST")
         per_host = self._tasks_per_host(len(hosts))
@@ -44,7 +44,7 @@ class Slurm(Scheduler):
             for group in self._groups(hosts)
             for host, i in self._distributed([(host, i) for host in group for i in range(tasks[host])])
         ]
-        return by_rank(ranked, rank, sizes, "SLURM_STEP_NODELIST", "SLURM_PROCID")
+        return by_rank(ranked, rank, counts, "SLURM_STEP_NODELIST", "SLURM_PROCID")
 
     def _groups(self, hosts: list[str]) -> list[list[str]]:
         """Return the hosts of the step, by component of the job, as Slurm numbers the ranks.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tfdist._utils.read_yaml_and_json import Source, read_json
-from tfdist.cluster.roles_and_sizes import ROLES, Sizes
+from tfdist.cluster.roles_and_task_counts import ROLES, TaskCounts
 from tfdist.cluster.schedulers.scheduler import Claim, Scheduler
 from tfdist.errors import ConfigError, did_you_mean, shown
 
@@ -22,7 +22,7 @@ class TfConfig(Scheduler):
         """Return whether the variable is set."""
         return bool(self._environ.get(self._variable, "").strip())
 
-    def claim(self, sizes: Sizes | None = None, port: int | None = None) -> Claim:
+    def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
         """Return the cluster of its `cluster`, and the task of its `task`."""
         document = read_json(self._environ[self._variable], self._variable)
         named = _json_object(document.value, "cluster", document.source)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tfdist.cluster.roles_and_sizes import ROLES
+from tfdist.cluster.roles_and_task_counts import ROLES
 from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job
 from tfdist.engines.options_into_section import with_options

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.roles_and_sizes import SIZES
+from tfdist.cluster.roles_and_task_counts import TASK_COUNTS
 from tfdist.engines.clouds.request_parts import (
     check_roles_of_tensorflow,
     load_client,
@@ -203,7 +203,7 @@ def _variables(job: Job, section: SageMakerSection) -> dict[str, str]:
     secret = {"TFDIST_SECRET_FILE": f"/opt/ml/input/data/{_CHANNEL}/secret"} if section.secret else {}
     return {
         **job.thread_variables,
-        SIZES: job.roles,
+        TASK_COUNTS: job.roles,
         RESTARTS: str(section.restarts),
         LOG_PROGRESS: "1",
         **secret,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import Task
-from tfdist.cluster.roles_and_sizes import ROLES, SIZES
+from tfdist.cluster.roles_and_task_counts import ROLES, TASK_COUNTS
 from tfdist.engines.clouds.request_parts import (
     check_roles_of_tensorflow,
     load_client,
@@ -196,7 +196,7 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     of_config = config_variables(job)
     variables = {
         **job.thread_variables,
-        SIZES: ",".join(f"{role}={count}" for role, count in counts.items()),
+        TASK_COUNTS: ",".join(f"{role}={count}" for role, count in counts.items()),
         **({"TFDIST_SECRET_FILE": f"/gcs/{output.removeprefix('gs://')}/secret"} if section.secret else {}),
         LOG_PROGRESS: "1",
         **{name: without_references(value) for name, value in of_config.items()},
