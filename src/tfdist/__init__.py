@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfdist.training.join_cluster import start
     from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
     from tfdist.training.predict import predict
-    from tfdist.training.saving import save
+    from tfdist.training.save import save
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ _HOMES = {
     "make_strategy": "tfdist.strategies.factory",
     "notebook_launcher": "tfdist.launcher.notebook",
     "predict": "tfdist.training.predict",
-    "save": "tfdist.training.saving",
+    "save": "tfdist.training.save",
     "serve": "tfdist.strategies.server",
     "start": "tfdist.training.join_cluster",
 }

@@ -14,7 +14,7 @@ from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.join_cluster import watch_variables
 from tfdist.training.predict import predict
-from tfdist.training.saving import save
+from tfdist.training.save import save
 from tfdist.training.workers.steps_per_call import StepsPerCall
 from tfdist.training.workers.stop_together import Agreement
 

@@ -30,7 +30,7 @@ from tfdist.trainer.config import read_config
 from tfdist.trainer.new_project_answers import check_answer
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.shipped_configs import copy_config, shipped_configs
-from tfdist.training import saving
+from tfdist.training import save
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
 
 DEEP = "/tmp/" + "a/" * 2500 + "x"  # longer than a path may be, which is an error for root too
@@ -139,13 +139,13 @@ def _enter(context):
     [
         pytest.param(lambda: _enter(glob_free_path(Path("/a*b"))), id="a link"),
         pytest.param(lambda: _enter(report._folder_of("gs://bucket/run")), id="report"),
-        pytest.param(lambda: _enter(saving._place_to_write("model.keras")), id="save"),
+        pytest.param(lambda: _enter(save._place_to_write("model.keras")), id="save"),
         pytest.param(lambda: Recorder("worker:0").begin(), id="profile"),
         pytest.param(lambda: task_on_host.main(["run"]), id="ssh"),
     ],
 )
 def test_without_a_folder_for_temporary_files_there_is_one_line(monkeypatch, tmp_path, use):
-    monkeypatch.setattr(saving, "is_chief", lambda: False)
+    monkeypatch.setattr(save, "is_chief", lambda: False)
     monkeypatch.setattr(task_on_host, "_read_order", lambda: (None, b""))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(StorageError, match=r"^temporary folder: cannot be made: No such file .*TMPDIR"):

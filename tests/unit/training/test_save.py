@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.errors import ConfigError
-from tfdist.training.saving import save
+from tfdist.training.save import save
 
 
 def test_a_store_that_tensorflow_does_not_know_is_refused_in_one_line():
