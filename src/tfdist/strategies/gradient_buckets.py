@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.profiler_span import AWAIT_SUMS, span
+from tfdist.strategies.exchange_thread import ExchangeThread
 from tfdist.strategies.plan_buckets import BucketBytes, plan_from_last
 from tfdist.transport.compression import Narrowing
-from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.exchange_thread import ExchangeThread
 from tfdist.strategies.gradient_buckets import GradientBuckets
 from tfdist.strategies.plan_buckets import BucketBytes
-from tfdist.transport.exchange_thread import ExchangeThread
 from tfdist.transport.ring import Taken
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tfdist.transport.exchange_thread import ExchangeThread
+from tfdist.strategies.exchange_thread import ExchangeThread
 
 
 def test_exchanges_run_in_order_and_return_their_results():
