@@ -12,7 +12,7 @@ from tfdist.coordination.rendezvous import fingerprint
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
 from tfdist.transport.ring import Ring
-from tfdist.transport.ring_links import Neighbour, make_neighbour
+from tfdist.transport.ring_neighbours import Neighbour, make_neighbour
 
 _SECONDS_TO_CONNECT = 15.0
 
