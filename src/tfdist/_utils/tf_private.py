@@ -30,7 +30,7 @@ from tensorflow.python.saved_model import load
 from tensorflow.python.util import tf_decorator
 
 from tfdist._utils.attributes_within_block import attributes_set
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.errors import own_error
 
 # A variable in shards, which Keras knows too.

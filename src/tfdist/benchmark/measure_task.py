@@ -11,7 +11,7 @@ import msgspec
 import tensorflow as tf
 
 from tfdist import __version__
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
+from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.write_files import write_json
 from tfdist.benchmark.task_measurements import Exchange, Record
 from tfdist.cluster.config import ClusterConfig

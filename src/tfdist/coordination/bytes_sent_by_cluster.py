@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.bytes_sent import SentBytesCounter

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
 from tfdist._utils.profiler_span import EXCHANGE, span
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import addresses_of, call, call_each, register, resolver_of
 from tfdist.errors import TfdistError

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import wrap_names_of_attributes
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import (
     call_loaded_functions_on_first_replica,
     outside_scopes,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice

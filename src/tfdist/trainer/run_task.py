@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.write_files import remove_partial, write_json
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.bytes_sent_by_cluster import Traffic

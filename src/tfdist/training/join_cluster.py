@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.write_files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat import Watcher

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_versions import as_in_keras, build_for, is_keras_2
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
 from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_steps_per_execution
 from tfdist._utils.keras_versions import is_keras_2
-from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.profiler_span import STEP
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.training.arguments import whole_number
 from tfdist.training.data.distribute import Data, known_steps

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_versions import in_order, keras_of
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
 from tfdist.training.data.check_one_row_per_example import check_rows

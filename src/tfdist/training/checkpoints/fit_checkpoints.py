@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of
 from tfdist._utils.keras_versions import has_call, is_keras_2
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
+from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
 from tfdist.training.data.check_one_row_per_example import with_equal_rows, with_splittable_zips

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
+from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.end_announcements import keep_servers_at_exit

@@ -13,7 +13,7 @@ from tfdist._utils.keras_private import (
     epoch_to_resume_keras_2,
 )
 from tfdist._utils.keras_versions import is_keras_2, keras_of
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import is_chief_of

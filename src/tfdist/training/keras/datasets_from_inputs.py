@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import adapters_of_keras_2, class_weight_mapper, epoch_iterator, split_arrays
 from tfdist._utils.keras_versions import is_keras_2, keras_of
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers, is_asynchronous
+from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.data.inspect_dataset import MOST_BYTES

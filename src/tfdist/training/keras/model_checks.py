@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_compiled, layers_of
 from tfdist._utils.keras_versions import is_keras_2, keras_of
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import has_unseeded_generator, layers_of, seed_generators, unseeded_generator
 from tfdist._utils.keras_versions import keras_of
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.training.parameter_servers.worker_values_in_graph import worker_index
 
 # The distance between replicas' seeds: 2^32 divided by the golden ratio, which avoids patterns.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of, learning_rate_variable, variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError
 from tfdist.training.parameter_servers.sharded_keras_variables import (

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import __version__
-from tfdist._utils.kinds_of_strategies import is_asynchronous
 from tfdist._utils.readable_text import count
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import eager_context, worker_count
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record

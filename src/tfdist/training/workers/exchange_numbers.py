@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras
 from tfdist._utils.keras_versions import keras_of
-from tfdist._utils.kinds_of_strategies import has_mirrored_workers
+from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.training.workers.exchange_numbers import sum_over_workers
 from tfdist.training.workers.steps_per_call import StepsPerCall

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_within, variables_of_metric
 from tfdist._utils.keras_versions import keras_of
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.errors import ConfigError
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._utils.keras_private import call_model
-from tfdist._utils.kinds_of_strategies import is_asynchronous
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.strategies.scale_gradients import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
