@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.cluster.config import ClusterConfig, Task
-    from tfdist.coordination.bytes_sent_by_cluster import Traffic
+    from tfdist.coordination.measure_traffic import Traffic
     from tfdist.launcher.notebook import notebook_launcher
     from tfdist.remote.connect_to_tasks import connect
     from tfdist.strategies.current import is_chief
@@ -49,7 +49,7 @@ _HOMES = {
     "ClusterConfig": "tfdist.cluster.config",
     "LazyAdam": "tfdist.training.keras.optimizers.lazy_adam",
     "Task": "tfdist.cluster.config",
-    "Traffic": "tfdist.coordination.bytes_sent_by_cluster",
+    "Traffic": "tfdist.coordination.measure_traffic",
     "barrier": "tfdist.training.barrier",
     "connect": "tfdist.remote.connect_to_tasks",
     "evaluate": "tfdist.training.evaluate",

@@ -15,8 +15,8 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.write_files import write_json
 from tfdist.benchmark.task_measurements import Exchange, Record
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.bytes_sent_by_cluster import Traffic
 from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.measure_traffic import Traffic
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import NotFinite
 from tfdist.strategies.factory import make_strategy
