@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
+from tfdist._utils.temporary_patches import attributes_set
 
 
 def is_of_keras(kind: Any) -> bool:

@@ -29,8 +29,8 @@ from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 from tensorflow.python.saved_model import load
 from tensorflow.python.util import tf_decorator
 
-from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.strategy_kinds import is_asynchronous
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist.errors import own_error
 
 # A variable in shards, which Keras knows too.

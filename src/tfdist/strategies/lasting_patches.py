@@ -8,7 +8,7 @@ All patches that last:
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
 - the hooks for uncaught errors: `training/print_uncaught_errors`.
 
-`_utils/methods_within_block` has those that end with a block.
+`_utils/temporary_patches` has those that end with a block.
 """
 
 import atexit

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import convert_initial_values, replace_cross_device_ops, set_cluster_resolver
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError

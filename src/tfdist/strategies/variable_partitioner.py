@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import ShardedVariableSavedAsOne, colocates_with_first_shard
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_private import loss_trackers, variables_of_metric
-from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.temporary_patches import methods_replaced
 from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES
 from tfdist.errors import ConfigError
 from tfdist.training.keras.model_checks import is_alone

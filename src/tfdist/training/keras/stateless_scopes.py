@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_private import assign_at_once, variable_of_tensorflow
-from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.temporary_patches import methods_replaced
 from tfdist._utils.tf_private import PolymorphicFunction, code_of, is_no_more_than_code
 
 _LIBRARIES = ("tensorflow", "tfdist")  # whose functions write no variables of Keras

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import (
     cast_as_layers_do,
     excludes_from_decay,
@@ -22,6 +21,7 @@ from tfdist._utils.keras_private import (
     updated_by,
 )
 from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
 

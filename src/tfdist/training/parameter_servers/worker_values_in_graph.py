@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import DistributedTable, dispatched_worker_index, value_when_sent
 
 

@@ -12,7 +12,7 @@ tf = pytest.importorskip("tensorflow")
 from tensorflow.python.data.ops import multi_device_iterator_ops  # noqa: E402
 from tensorflow.python.distribute import ps_values  # noqa: E402
 
-from tfdist._utils.methods_within_block import methods_replaced  # noqa: E402
+from tfdist._utils.temporary_patches import methods_replaced  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_private import losses_reduced_by, mask_weights
-from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.temporary_patches import methods_replaced
 from tfdist.training.replicas.graph_queries import has_rows
 from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
 from tfdist.training.replicas.ops_across_examples import has_chosen_rows, is_over_batch, what_mixes_examples

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.methods_within_block import methods_replaced
+from tfdist._utils.temporary_patches import methods_replaced
 from tfdist.training.replicas.split_into_terms import Term, of_whole, sum_in, terms_of
 
 _INEXACT = (

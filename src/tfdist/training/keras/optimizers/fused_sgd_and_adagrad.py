@@ -16,7 +16,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import (
     adagrad_accumulators,
     is_adagrad_of_keras,
@@ -24,6 +23,7 @@ from tfdist._utils.keras_private import (
     slot_of,
     slot_of_keras_2,
 )
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist.training.parameter_servers.sharded_keras_variables import read_rows
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.attributes_within_block import attributes_set
 from tfdist._utils.keras_private import (
     accumulate_gradients,
     accumulators_of,
@@ -27,6 +26,7 @@ from tfdist._utils.keras_private import (
     step_counter,
     variable_of_tensorflow,
 )
+from tfdist._utils.temporary_patches import attributes_set
 from tfdist.errors import ConfigError
 from tfdist.strategies.scale_gradients import divided, tensors_of
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused

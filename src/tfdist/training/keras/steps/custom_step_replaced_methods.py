@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_of_keras, updated_by, variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
-from tfdist._utils.methods_within_block import methods_replaced
 from tfdist._utils.strategy_kinds import is_asynchronous
+from tfdist._utils.temporary_patches import methods_replaced
 from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES, is_recording
 from tfdist.errors import ConfigError
 from tfdist.strategies.scale_gradients import with_values

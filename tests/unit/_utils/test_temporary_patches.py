@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist._utils.attributes_within_block import attributes_set
+from tfdist._utils.temporary_patches import attributes_set
 
 
 class Base:
