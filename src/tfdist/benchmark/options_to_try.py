@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfdist.benchmark.run_scenario import Bench, Scenario
+from tfdist.benchmark.scenarios import Bench, Scenario
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.strategies.options import CommunicationOptions

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfdist.benchmark.breakdown import Parts, parts_of
-from tfdist.benchmark.run_scenario import Bench, Scenario, alone, of_workers, run, whole_machine
+from tfdist.benchmark.run_scenario import run
+from tfdist.benchmark.scenarios import Bench, Scenario, alone, of_workers, whole_machine
 from tfdist.benchmark.task_measurements import Sample
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.strategies.options import is_gpu_used

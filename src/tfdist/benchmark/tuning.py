@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from tfdist.benchmark.options_to_try import Candidate
-from tfdist.benchmark.run_scenario import Bench, Scenario, of_workers, run
+from tfdist.benchmark.run_scenario import run
+from tfdist.benchmark.scenarios import Bench, Scenario, of_workers
 from tfdist.benchmark.task_measurements import Sample
 from tfdist.errors import TfdistError
 from tfdist.launcher.outcome import LaunchError

@@ -21,7 +21,7 @@ from tfdist.errors import ConfigError
 from tfdist.trainer.config import Settings, read_config
 
 if TYPE_CHECKING:
-    from tfdist.benchmark.run_scenario import Bench
+    from tfdist.benchmark.scenarios import Bench
 
 _MOST_WORKERS = 64
 
@@ -52,7 +52,7 @@ def main(
     if record:
         _record(settings, Path(record), steps, warmup)
         return
-    from tfdist.benchmark.run_scenario import Bench
+    from tfdist.benchmark.scenarios import Bench
 
     bench = Bench(settings, settings.find_cluster(), tuple(set), steps, warmup, rounds, weak)
     if weak and (bench.is_one_process or bench.strategy == "parameter_server"):

@@ -8,8 +8,8 @@ import pytest
 from tfdist.benchmark.breakdown import NAMES, Parts, parts_of
 from tfdist.benchmark.options_to_try import Candidate, options_to_try
 from tfdist.benchmark.report import as_values, caveats, show_scaling
-from tfdist.benchmark.run_scenario import Bench, alone, of_workers, whole_machine
 from tfdist.benchmark.scaling import Row, Scaling
+from tfdist.benchmark.scenarios import Bench, alone, of_workers, whole_machine
 from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.benchmark.tuning import Tried, chosen, yaml_lines
 from tfdist.cli import bench as cli
