@@ -10,13 +10,13 @@ import pytest
 from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
 from tfdist._utils.write_files import default_cache_dir, write_output
-from tfdist.benchmark.trial_run_messages import Plan
 from tfdist.cli import doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
 from tfdist.cli._end_of_run import page_written
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
 from tfdist.diagnostics.doctor.check_machine import existing_parent
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import Plan
 from tfdist.diagnostics.environment import describe_environment
 from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.ssh import task_on_host

@@ -8,7 +8,6 @@ import pytest
 from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.trial_run_messages import Part
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
@@ -17,6 +16,7 @@ from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.links import measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import Facts, Measured, Participant
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part
 from tfdist.trainer.config import Config
 
 SECRET = b"0123456789abcdef"

@@ -10,7 +10,6 @@ import pytest
 from model_parts import sizes_of
 
 from commands import tfdist
-from tfdist.benchmark.trial_run_messages import Plan
 from tfdist.cli.doctor import main
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.check_run import (
@@ -19,6 +18,7 @@ from tfdist.diagnostics.doctor.check_run import (
     memory_finding,
     try_parts,
 )
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import Plan
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, read_config
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 
 from tfdist import __version__
-from tfdist.benchmark.trial_run_messages import Part
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
@@ -25,6 +24,7 @@ from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
 from tfdist.diagnostics.doctor.protocol import Facts, Participant
 from tfdist.diagnostics.doctor.transport_in_use import ANY_PORT, check_transport
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings
 from tfdist.transport.authentication import find_secret

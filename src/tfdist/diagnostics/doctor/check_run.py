@@ -9,9 +9,9 @@ import msgspec
 
 from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
-from tfdist.benchmark.trial_run_messages import PARTS, Part, Plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import PARTS, Part, Plan
 from tfdist.diagnostics.environment import bytes_available, memory_left
 from tfdist.diagnostics.estimate_memory_and_traffic import estimate_tasks, one_of_each
 from tfdist.trainer.config import Config
@@ -31,7 +31,7 @@ def try_parts(plan: Plan, *, seconds: float = _SECONDS) -> list[Part]:
         output = Path(folder, "parts.jsonl")
         output.touch()
         asked = msgspec.json.encode(msgspec.structs.replace(plan, output=str(output))).decode()
-        words = [sys.executable, "-m", "tfdist.benchmark.trial_run", asked]
+        words = [sys.executable, "-m", "tfdist.diagnostics.doctor.try_parts_of_run", asked]
         problem = run_process(words, seconds=seconds).problem
         lines = output.read_bytes().splitlines()
     parts = [msgspec.json.decode(line, type=Part) for line in lines]

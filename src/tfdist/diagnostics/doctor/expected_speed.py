@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tfdist.benchmark.trial_run_messages import Part
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links
 from tfdist.diagnostics.doctor.protocol import Measured
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config

@@ -1,6 +1,6 @@
 """Try the parts of a run in this process alone: strategy, data, model, and on request the speed of a step.
 
-    python -m tfdist.benchmark.trial_run PLAN
+    python -m tfdist.diagnostics.doctor.try_parts_of_run PLAN
 
 PLAN is the JSON text of a `Plan`. Each part adds its record to the plan's output as soon as it was tried:
 this process may crash at the next one, or be too late for it.
@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.measure_task import measure
 from tfdist.benchmark.task_measurements import Record
-from tfdist.benchmark.trial_run_messages import Part, Plan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
+from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part, Plan
 from tfdist.errors import TfdistError
 from tfdist.trainer.check_without_training import check_options, checked_model, described
 from tfdist.trainer.config import Config, read_config

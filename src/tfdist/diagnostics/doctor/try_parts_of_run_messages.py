@@ -1,4 +1,4 @@
-"""Describe the parts of a run that `trial_run` tries, one record each; this module loads no TensorFlow."""
+"""Describe the parts of a run that the doctor tries, one record each; this module loads no TensorFlow."""
 
 import msgspec
 
