@@ -9,6 +9,7 @@ from tfdist.engines.job_handle_and_state import Submission
 from tfdist.errors import ConfigError, did_you_mean
 
 _OPTIONS = ("restarts", "threads", "pin", "network_isolation")  # of `launch:`, and flags of `tfdist launch`
+_FOR_SCRIPTS = {"restarts": "3"}  # as with a config, and on other engines
 
 
 class Local(background.BackgroundEngine):
@@ -40,5 +41,6 @@ def _command(job: Job, options: Mapping[str, str]) -> Iterator[str]:
     yield f"--workers={job.counts.get('worker', 0)}"
     yield f"--ps={job.counts.get('ps', 0)}"
     yield from (f"--alone={role}" for role in job.alone)
-    yield from (f"--{name}={value}" if value else f"--{name}" for name, value in options.items())
+    flags = {**_FOR_SCRIPTS, **options}
+    yield from (f"--{name}={value}" if value else f"--{name}" for name, value in flags.items())
     yield from ("--", *words)
