@@ -30,6 +30,13 @@ def test_a_missing_config_is_one_line():
     )
 
 
+def test_what_train_refuses_is_refused():
+    run = tfdist("estimate", f"--config={CONFIGS}/mwms2w.yaml", "--set=communication.dtype=int8")
+    assert (run.returncode, run.stdout) == (2, "")
+    problem = "communication.dtype: needs implementation tcp, but the implementation is auto"
+    assert run.stderr == f"tfdist: {problem}. Set tcp, or leave it out\n"
+
+
 @pytest.mark.slow
 def test_the_tables_name_all_tasks():
     run = tfdist("estimate", CLUSTER, DIGITS)

@@ -1,7 +1,8 @@
 """Estimate the memory that each task of a config needs, and what it sends in a step; nothing is trained.
 
     tfdist estimate --config configs/ps2w.yaml
-    tfdist estimate --config configs/mwms2w.yaml --set cluster.worker=8 --set communication.dtype=int8 --json
+    tfdist estimate --config configs/mwms2w.yaml --set cluster.worker=8 --json
+    tfdist estimate --config configs/mwms2w.yaml --set 'communication={implementation: tcp, dtype: int8}'
 
 The model is built and traced on this machine, and the data are prepared. docs/estimate.md compares estimates
 with real runs.
@@ -21,7 +22,7 @@ from tfdist.diagnostics.estimate_memory_and_traffic import (
     milliseconds,
     one_of_each,
 )
-from tfdist.strategies.options import StrategyName
+from tfdist.strategies.options import StrategyName, StrategyOptions
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_sizes import ModelSizes, Replicas
 
@@ -37,6 +38,8 @@ def main(
     settings = read_config(config, set)
     cluster = settings.find_cluster()
     replicas = Replicas.of(settings.config, cluster)
+    options = {**settings.config.strategy_options(cluster), "strategy": None}
+    StrategyOptions.of(**options).check(replicas.strategy)
     load_tensorflow_quietly()
     from tfdist.trainer.measure_model_sizes import (
         measure_model,  # loads TensorFlow, after all mistakes are found

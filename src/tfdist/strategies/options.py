@@ -42,7 +42,7 @@ class Communication(TypedDict, total=False):
             servers. auto takes tcp on CPUs if there is a secret and bytes_per_pack is not set; otherwise
             TensorFlow chooses.
         dtype: The type in which tcp sends 32-bit numbers. bfloat16, float16 and int8 round them, which
-            changes the result; float32, the default, does not.
+            changes the result; float32, the default, does not. It needs implementation tcp, or encryption.
         bytes_per_pack: How many bytes of gradients TensorFlow sends together; 0 means all.
         timeout: Seconds after which an exchange fails if a task is missing.
         encryption: tls encrypts and authenticates what tcp sends; it implies tcp. It needs the package
@@ -70,7 +70,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         WireType | None,
         doc(
             "The type in which tcp sends 32-bit numbers; all types but float32 round them, which"
-            " changes the result."
+            " changes the result. Needs implementation tcp, or encryption tls."
         ),
     ] = None
     bytes_per_pack: Annotated[
