@@ -6,6 +6,9 @@ import sys
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit; Ctrl-C ends it also while it is being loaded."""
+    if sys.platform == "win32":
+        print("tfdist: Windows is not supported. Install WSL 2, and type the command there", file=sys.stderr)
+        sys.exit(2)
     try:
         from tfdist.cli import commands
 

@@ -41,13 +41,17 @@ _HELP = {"-h", "-help", "--help", "--helpshort", "--helpfull"}
 
 
 class Flag(NamedTuple):
-    """A flag: its text in `--help`, bounds, a name of one letter, and the remedy where it is missing."""
+    """A flag: its text in `--help`, bounds, a name of one letter, and the remedy where it is missing.
+
+    A hidden flag is for the processes that a command itself starts, and is not in `--help`.
+    """
 
     help: str
     least: float | None = None
     most: float | None = None
     short_name: str | None = None
     needed: str = ""
+    is_hidden: bool = False
 
 
 # The flags that several commands share.
@@ -144,11 +148,11 @@ def _call(
     return main(**arguments)
 
 
-def _parsed(argv: list[str], own: Collection[str], *, takes_command: bool) -> list[str]:
+def _parsed(argv: list[str], own: Mapping[str, Flag], *, takes_command: bool) -> list[str]:
     """Parse the flags; absl's own parser would exit with status 1, even for --help."""
     before_command = argv[: argv.index("--")] if "--" in argv else argv
     if _HELP.intersection(before_command):
-        print(_help(own))
+        print(_help([name for name, flag in own.items() if not flag.is_hidden]))
         sys.exit(0)
     try:
         rest = flags.FLAGS(argv)

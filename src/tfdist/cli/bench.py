@@ -42,7 +42,7 @@ def main(
     rounds: Annotated[int, Flag("How often everything is run, in turns.", least=1)] = 3,
     plot: Annotated[str | None, Flag("The PNG to draw the result in (needs matplotlib).")] = None,
     json: Annotated[str | None, Flag("The file to write all measured values to.")] = None,
-    record: Annotated[str | None, Flag("Only train and write the times: for bench's own processes.")] = None,
+    record: Annotated[str | None, Flag("Only train and write the times.", is_hidden=True)] = None,
 ) -> None:
     """Measure a config, or with `record` run as a task of one of its measurements."""
     for flag, value in (("--json", json), ("--plot", plot)):

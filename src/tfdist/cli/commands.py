@@ -10,7 +10,7 @@ from tfdist.cli._exit_status import exit_status
 from tfdist.errors import did_you_mean
 
 COMMANDS: dict[str, str] = {
-    "init": "Start a project: answer five questions, and get a config or a script to begin with.",
+    "init": "Start a project: answer some questions, and get a config or a script to begin with.",
     "configs": "List the configs that come with tfdist, or copy one for you to change.",
     "train": "Train on the cluster that a config file describes, and export the model.",
     "launch": "Start a script of your own as a cluster on this machine.",
@@ -32,6 +32,10 @@ COMMANDS: dict[str, str] = {
     "simulate": "Predict how fast clusters of many sizes train, and which changes help.",
     "schema": "Print the JSON Schema of the config file.",
 }
+_MORE = (
+    "tfdist COMMAND --help describes a command and its flags. Pages that it names, such as docs/events.md,"
+    " and examples/ are in tfdist's repository."
+)
 
 
 def main() -> None:
@@ -67,4 +71,4 @@ def _report_mistake(text: str) -> int:
 
 def _usage() -> str:
     commands = [beside(f"  {command:<8} ", text) for command, text in COMMANDS.items()]
-    return "\n".join(["usage: tfdist COMMAND [--flags]", "", *commands])
+    return "\n".join(["usage: tfdist COMMAND [--flags]", "", *commands, "", beside("", _MORE)])

@@ -6,6 +6,7 @@ tfdist configs ps2w [--output FOLDER]
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.readable_text import beside
@@ -24,7 +25,9 @@ def main(
     if command:
         config, *others = copy_config(command[0], local_path(output, "--output"))
         print(f"wrote {', '.join(map(str, [config, *others]))}")
-        print(f"    tfdist train --config {shlex.quote(str(config))}")
+        # In its folder, where the modules are that it names.
+        folder = "" if config.parent == Path() else f"cd {shlex.quote(str(config.parent))} && "
+        print(f"    {folder}tfdist train --config {config.name}")
         return
     configs = shipped_configs()
     width = max(map(len, configs), default=0)

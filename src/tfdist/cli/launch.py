@@ -5,7 +5,8 @@
     tfdist launch --job reader=1 --job trainer=3 -- python my_script.py
 
 A chief is added where there is a ps or a job of another name. The script is the same on all tasks; see
-examples/keras_script.py and examples/ensemble.py. With --restarts, it finds by itself where to continue.
+examples/keras_script.py and examples/ensemble.py. With --restarts, lost tasks run the script again from its
+beginning. To continue, pass tfdist.CheckpointAndResume to fit.
 """
 
 import contextlib

@@ -4,7 +4,8 @@
     tfdist render slurm --workers 4 --ps 2 -o job.sh -- python my_script.py
     tfdist render dockerfile
 
-The first lines of the output say what made it, and how to submit it.
+The first lines of the output say what made it, and how to submit it. The JSON for vertex and sagemaker has no
+such lines.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """Predict how fast clusters of many sizes train, from what one worker takes and what the links carry.
 
-    tfdist simulate --config examples/simulate/inception.yaml --workers 1..1000 --plot scaling.png
-    tfdist simulate --config examples/simulate/inception.yaml --workers 50 --advise
+    tfdist simulate --example > inception.yaml
+    tfdist simulate --config inception.yaml --workers 1..1000 --plot scaling.png
+    tfdist simulate --config inception.yaml --workers 50 --advise
     tfdist simulate --check
 
 --check compares the simulation with published results. TensorFlow is not loaded.
@@ -13,6 +14,7 @@ from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.write_files import local_path
 from tfdist.cli._flags_from_signature import Flag, run, worker_counts
 from tfdist.errors import ConfigError
+from tfdist.trainer.shipped_configs import simulated_example
 
 if TYPE_CHECKING:
     from tfdist.simulation.forecast import Forecast
@@ -23,25 +25,29 @@ _WORKERS, _MOST_WORKERS = "1..100", 1000
 
 
 def main(
-    config: Annotated[str | None, Flag("The YAML file that says what is simulated; see examples/simulate/.")],
+    config: Annotated[str | None, Flag("The YAML file that says what is simulated.")],
     workers: Annotated[
         str, Flag("How many workers: 1..1000, in steps of 1, 2, 5, 10 …, or 1,2,4.")
     ] = _WORKERS,
     plot: Annotated[str | None, Flag("The PNG to draw the result in (needs matplotlib).")] = None,
     advise: Annotated[bool, Flag("Print which change helps the largest cluster most, and how much.")] = False,
     check: Annotated[bool, Flag("Compare the simulation with published results.")] = False,
+    example: Annotated[bool, Flag("Print a file for --config: Inception V3 on GPUs of 2016.")] = False,
 ) -> None:
     """Simulate what a file describes, or check the simulation."""
     local_path(plot or "", "--plot")  # an error before the simulation
-    if check and not config:
+    if (check or example) and not config:
         for name, is_given in (("workers", workers != _WORKERS), ("plot", plot), ("advise", advise)):
             if is_given:
                 remedy = "Add --config, or leave it out"
-                raise ConfigError(f"--{name}", "has no effect with --check alone", remedy=remedy)
+                problem = f"has no effect with --{'check' if check else 'example'} alone"
+                raise ConfigError(f"--{name}", problem, remedy=remedy)
+    if example:
+        print(simulated_example().read_text(), end="")
     if check:
         _check()
-    elif not config:
-        remedy = "Name a file, such as examples/simulate/inception.yaml; or use --check"
+    elif not config and not example:
+        remedy = "Name a file, such as the one that --example prints; or use --check"
         raise ConfigError("--config", "is missing", remedy=remedy)
     if config:
         from tfdist.simulation.setup import read_setup

@@ -40,10 +40,10 @@ def main(
     numbers: Annotated[
         Literal["float64", "float32"], Flag("The number type of all computation.")
     ] = "float64",
-    record: Annotated[
-        str | None, Flag("Only train and write this record: for verify's own processes.")
-    ] = None,
-    reverse: Annotated[bool, Flag("With --record: take each batch in reverse order.")] = False,
+    record: Annotated[str | None, Flag("Only train and write this record.", is_hidden=True)] = None,
+    reverse: Annotated[
+        bool, Flag("With --record: take each batch in reverse order.", is_hidden=True)
+    ] = False,
 ) -> int:
     """Verify a config's cluster, or with `record` run as one of its processes."""
     check_not_stream(config)

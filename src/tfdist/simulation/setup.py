@@ -114,5 +114,5 @@ def read_setup(path: str | PathLike[str]) -> Setup:
     document = read_yaml_file(path)
     if isinstance(document.value, dict) and document.value.keys() & {"cluster", "data", "model", "train"}:
         problem = "is a config of tfdist train, but a simulation reads how fast workers and links are"
-        raise ConfigError(str(path), problem, remedy="docs/simulate.md has an example of such a file")
+        raise ConfigError(str(path), problem, remedy="tfdist simulate --example prints such a file")
     return decode(document, Setup)

@@ -1,4 +1,4 @@
-"""Find the configs that are installed with tfdist, and copy them for the user to change."""
+"""Find the configs and examples that are installed with tfdist, and copy configs for the user to change."""
 
 import itertools
 import re
@@ -46,12 +46,19 @@ def copy_config(name: str, folder: Path) -> list[Path]:
         **{folder / other: _root() / other for other in _BESIDES.get(name, [])},
     }
     contents = {target: source.read_bytes() for target, source in sources.items()}
+    config = folder / f"{name}.yaml"
+    contents[config] = contents[config].replace(b"--config configs/", b"--config ")  # in its comment
     for target, content in contents.items():
         if exists(target) and (not target.is_file() or target.read_bytes() != content):
             raise ConfigError(str(target), "exists already", remedy="Name another folder with --output")
     for target, content in contents.items():
         write_whole(target, content)
     return list(sources)
+
+
+def simulated_example() -> Path:
+    """Return the file that `tfdist simulate --example` prints."""
+    return _root() / "examples/simulate/inception.yaml"
 
 
 def _root() -> Path:

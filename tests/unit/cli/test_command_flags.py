@@ -11,6 +11,7 @@ import termios
 import pytest
 
 from commands import tfdist
+from tfdist.__main__ import main as tfdist_main
 from tfdist.cli import launch
 from tfdist.errors import ConfigError
 
@@ -34,6 +35,26 @@ def test_help_has_the_flags_of_the_command_as_wide_as_the_terminal():
     ) in flags
     assert max(map(len, flags.splitlines())) <= 60
     assert "Flags:" not in tfdist("list", "--help").stdout
+
+
+def test_flags_of_the_processes_of_a_command_are_not_in_its_help():
+    for command, names in {"verify": ("--record", "--reverse"), "bench": ("--record",)}.items():
+        done = tfdist(command, "--help")
+        assert "  --steps" in done.stdout
+        assert not [name for name in names if name in done.stdout]
+
+
+def test_the_help_says_how_to_get_that_of_a_command():
+    assert "tfdist COMMAND --help describes a command" in tfdist("--help").stdout.splitlines()[-1]
+
+
+def test_windows_is_named_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as ended:
+        tfdist_main()
+    assert ended.value.code == 2
+    message = "tfdist: Windows is not supported. Install WSL 2, and type the command there\n"
+    assert capsys.readouterr().err == message
 
 
 def test_an_empty_run_dir_is_a_mistake_of_the_user(tmp_path):

@@ -46,6 +46,7 @@ def test_each_strategy_has_a_table_and_advice_is_given(tmp_path):
         ),
         ([f"--config={CONFIG}", "--check=all"], "command line"),
         (["--check", "--workers=2"], "--workers: has no effect with --check alone"),
+        (["--example", "--advise"], "--advise: has no effect with --example alone"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(flags, message):
@@ -53,6 +54,11 @@ def test_a_mistake_is_one_line_and_status_2(flags, message):
     assert run.returncode == 2
     assert message in run.stderr
     assert len(run.stderr.splitlines()) == 1
+
+
+def test_the_example_that_is_printed_can_be_simulated(tmp_path):
+    run = simulate("--example")
+    assert (run.returncode, run.stdout) == (0, CONFIG.read_text())
 
 
 def test_a_key_that_is_unknown_is_named_with_its_line(tmp_path):

@@ -31,7 +31,8 @@ def test_a_copy_is_the_config_and_its_schema(tmp_path):
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "of mine"
     assert sorted(path.name for path in folder.iterdir()) == ["ps2w.yaml", "tfdist.schema.json"]
-    assert run.stdout.splitlines()[-1] == f"    tfdist train --config '{folder}/ps2w.yaml'"
+    assert run.stdout.splitlines()[-1] == f"    cd '{folder}' && tfdist train --config ps2w.yaml"
+    assert "\n#     python -m tfdist.train --config ps2w.yaml\n" in (folder / "ps2w.yaml").read_text()
     assert read_config(folder / "ps2w.yaml").config == read_config(ROOT / "configs/ps2w.yaml").config
 
 
@@ -40,6 +41,12 @@ def test_a_copy_brings_the_model_that_it_names(tmp_path):
 
     assert tmp_path / "examples/fast_resnet.py" in written
     assert all(path.is_file() for path in written)
+
+
+def test_the_command_for_a_copy_in_the_current_folder_changes_no_folder(tmp_path):
+    run = tfdist("configs", "cifar10-fast", cwd=tmp_path)
+
+    assert run.stdout.splitlines()[-1] == "    tfdist train --config cifar10-fast.yaml"
 
 
 def test_a_file_that_is_there_is_kept(tmp_path):
@@ -91,4 +98,5 @@ def test_a_wheel_has_them(tmp_path):
     for name in shipped_configs():
         assert f"tfdist/shipped/configs/{name}.yaml" in names
     assert {"tfdist/shipped/configs/tfdist.schema.json", "tfdist/shipped/examples/fast_resnet.py"} <= names
+    assert "tfdist/shipped/examples/simulate/inception.yaml" in names
     assert "tfdist/py.typed" in names
