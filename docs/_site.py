@@ -1,6 +1,5 @@
-"""Make the pages of the site that are not files of docs/: the README, the API, and the keys of a config."""
+"""Make the pages of the site that are not files of docs/: the README, the changes, and the API."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 from mkdocs.structure.files import File
 
 import tfdist.launcher
-from tfdist.cli.commands import COMMANDS
-from tfdist.trainer.config import json_schema
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
@@ -36,7 +33,6 @@ def on_files(files: Any, config: Any) -> Any:
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
         "api.md": _api(),
-        "configuration.md": _configuration(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=_LINK.sub(_from_root, text)))
@@ -83,48 +79,3 @@ def _api() -> str:
     for title, names in _BESIDE.items():
         lines += [f"## {title}\n", *(f"::: {name}\n" for name in names)]
     return "\n".join(lines)
-
-
-def _configuration() -> str:
-    """Return a table of the keys of each section, from the JSON Schema of the config."""
-    definitions = json_schema()["$defs"]
-    lines = [
-        "# Configuration",
-        "",
-        "The keys of a config file. `tfdist schema` prints the schema for editors.",
-    ]
-    _add_section(lines, definitions, "", definitions["Config"])
-    lines += ["", "## Commands", "", "| command | |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `tfdist {name}` | {text} |" for name, text in COMMANDS.items())])
-
-
-def _add_section(lines: list[str], definitions: Any, name: str, definition: Any) -> None:
-    sections, rows = [], []
-    for key, value in definition.get("properties", {}).items():
-        section = definitions.get(_reference(value), {})
-        text, default = value.get("description", ""), value.get("default")
-        if "properties" in section:
-            path = f"{name}.{key}".lstrip(".")
-            sections.append((path, section))
-            link = f"[section](#{path.replace('.', '')})"
-            rows.append(f"| `{key}` | {link} | | {text or section.get('description', '')} |")
-            continue
-        shown = "" if default is None else f"`{json.dumps(default)}`"
-        rows.append(f"| `{key}` | {_type(value)} | {shown} | {text} |")
-    lines += ["", f"## `{name}`" if name else "## Sections", "", definition.get("description", ""), ""]
-    lines += ["| key | type | default | meaning |", "|---|---|---|---|", *rows]
-    for section in sections:
-        _add_section(lines, definitions, *section)
-
-
-def _reference(value: Any) -> str:
-    parts = [value, *value.get("anyOf", []), *value.get("allOf", [])]
-    return next((part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part), "")
-
-
-def _type(value: Any) -> str:
-    if "enum" in value:
-        return ", ".join(f"`{json.dumps(word)}`" for word in value["enum"])
-    if "anyOf" in value:
-        return " or ".join(filter(None, map(_type, value["anyOf"])))
-    return "mapping" if "$ref" in value else str(value.get("type", ""))

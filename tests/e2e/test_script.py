@@ -15,6 +15,7 @@ import pytest
 from commands import script_forked
 from tfdist.diagnostics.report.page import write_page
 
+ROOT = Path(__file__).parents[2]
 _SCRIPT = """
 import keras
 import numpy as np
@@ -69,10 +70,13 @@ def test_a_script_is_ended_by_one_line_and_status_2(tmp_path):
     ).shape == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "script"])
-def test_the_script_of_the_page_runs(name, tmp_path, monkeypatch, forking):
-    page = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text()
-    script = _written(tmp_path, re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1))
+def _script_of(page):
+    return re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL).group(1)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/script.md"])
+def test_the_script_of_the_page_runs(page, tmp_path, monkeypatch, forking):
+    script = _written(tmp_path, _script_of(page))
     monkeypatch.chdir(tmp_path)
     run = script_forked(script)
     assert run.returncode == 0, run.stderr

@@ -1,6 +1,7 @@
 """Each code block of the README and the pages fits the code: names, arguments, flags, files and config keys exist."""
 
 import ast
+import fractions
 import importlib
 import importlib.util
 import inspect
@@ -80,6 +81,61 @@ def _language(text: str) -> str:
 BLOCKS = [block for page in PAGES for block in _blocks(page)]
 
 
+def _keys(struct: type, path: str = "") -> dict[str, object]:
+    """Return the keys of a class of a YAML file, and their defaults."""
+    found: dict[str, object] = {}
+    for key in msgspec.structs.fields(struct):
+        kinds = [key.type, *getattr(key.type, "__args__", ())]
+        section = next((kind for kind in kinds if isinstance(kind, type(msgspec.Struct))), None)
+        if section:
+            found |= _keys(section, f"{path}{key.name}.")
+        else:
+            found[path + key.name] = key.default
+    return found
+
+
+def test_the_page_has_the_keys_of_a_simulation_and_their_defaults():
+    page = (ROOT / "docs/simulate.md").read_text()
+    table = page.partition("| key | default |")[2].partition("\n\n")[0]
+    rows = {cells[1].strip("`"): cells[2].strip("`") for cells in _rows(table)[1:]}
+    keys = {name: "" if default is msgspec.NODEFAULT else default for name, default in _keys(Setup).items()}
+    shown = {
+        name: float(fractions.Fraction(text)) if isinstance(keys.get(name), float) else text
+        for name, text in rows.items()
+    }
+    assert shown == {
+        name: str(value).lower() if isinstance(value, (bool, int)) else value for name, value in keys.items()
+    }
+
+
+def _rows(page: str) -> list[list[str]]:
+    """Return the cells of each row of the tables of a page."""
+    return [[cell.strip() for cell in line.split("|")] for line in page.split("\n") if line.startswith("|")]
+
+
+def test_the_reference_of_the_config_is_that_of_the_code():
+    text = runpy.run_path(str(ROOT / "docs/_configuration.py"))["configuration"]()
+    assert (ROOT / "docs/configuration.md").read_text() == text + "\n", (
+        "run: python docs/_configuration.py > docs/configuration.md"
+    )
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/train.md"])
+def test_the_whole_config_of_a_page_is_the_shipped_one(page, tmp_path):
+    block = next(each for each in BLOCKS if each.page == ROOT / page and "strategy:" in each.text)
+    (tmp_path / "ps2w.yaml").write_text(block.text)
+    assert read_config(tmp_path / "ps2w.yaml").config == read_config(ROOT / "configs/ps2w.yaml").config
+
+
+def test_one_page_lists_the_variables_of_the_environment():
+    rows = _rows((ROOT / "docs/environment.md").read_text())
+    listed = {name for row in rows for name in re.findall(r"TFDIST_[A-Z_]+", row[1])}
+    shown = {name for page in PAGES for name in re.findall(r"\bTFDIST_[A-Z_]+\b", page.read_text())}
+    assert shown - {"TFDIST_PROGRESS", "TFDIST_TEST_SEVERAL_DEVICES"} == listed
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert [name for name in listed if f'"{name}"' not in code and f"'{name}'" not in code] == []
+
+
 def _of(*languages: str) -> list[object]:
     return [pytest.param(block, id=str(block)) for block in BLOCKS if block.language in languages]
 
@@ -91,7 +147,7 @@ def _words_of_commands(text: str) -> list[list[str]]:
         command = _COMMAND.match(line.strip())
         if command:
             for part in re.split(r"&&|\|", command[2]):
-                found.append(shlex.split(part, comments=True))
+                found.append(shlex.split(re.sub(r" > \S+", "", part), comments=True))
     return found
 
 
@@ -179,10 +235,14 @@ def test_names_and_arguments_of_python_exist(block):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/cluster.md", "docs/engines/plugins.md"])
-def test_the_first_python_of_a_page_runs(page, monkeypatch):
+def test_the_first_python_of_a_page_that_does_not_train_runs(page, monkeypatch):
     for variable in ("TF_CONFIG", "TFDIST_HOSTS"):
         monkeypatch.delenv(variable, raising=False)
-    first = next(block for block in BLOCKS if block.page == ROOT / page and block.language == "python")
+    first = next(
+        block
+        for block in BLOCKS
+        if block.page == ROOT / page and block.language == "python" and "tfdist.start" not in block.text
+    )
     exec(compile(first.text, str(first), "exec"), {"__name__": "__main__"})
 
 

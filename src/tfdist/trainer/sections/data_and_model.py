@@ -23,10 +23,16 @@ class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         doc("What follows if the data are unavailable: an error, or training on drawn images."),
     ] = "fail"
     one_hot: Annotated[
-        bool | None, doc("Whether labels are one-hot; by default, if Keras's loss compares with them.")
+        bool | None,
+        doc("Whether labels are one-hot. By default they are, if Keras's loss needs one-hot labels."),
     ] = None
     batch_size: Annotated[
-        int, doc("Examples in one step, over all workers together.", ge=1, le=2**31 - 1)
+        int,
+        doc(
+            "Examples in one step: of all workers together; with parameter_server, of one worker.",
+            ge=1,
+            le=2**31 - 1,
+        ),
     ] = 128
     augment: Annotated[
         Literal["none", "shift", "shift_flip", "crop_flip", "cifar10_2016"],

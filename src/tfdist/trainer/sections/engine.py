@@ -191,7 +191,11 @@ class SlurmSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = {}
     python: Annotated[
-        str | None, doc("The interpreter of the tasks, such as python3 of a container; that of submit.")
+        str | None,
+        doc(
+            "The interpreter of the tasks, such as python3 of a container; by default, the path of the one"
+            " that submits."
+        ),
     ] = None
     setup: Annotated[
         list[str], doc("Lines of the script before the tasks start, such as module load cuda.")
@@ -224,13 +228,18 @@ class SshSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         str | None, doc("The interpreter on the hosts; by default, the path of the one that submits.")
     ] = None
     folder: Annotated[
-        str | None, doc("The folder on the hosts in which tasks start; by default, the one of here.")
+        str | None,
+        doc("The folder on the hosts in which tasks start; by default, the path of the current folder."),
     ] = None
     options: Annotated[
         dict[str, str | int], doc("Options of ssh by the names of ssh_config, such as Port: 2022.")
     ] = {}
     setup: Annotated[
-        list[str], doc("Lines for the shell of each host before a task starts. They are no secret there.")
+        list[str],
+        doc(
+            "Lines for the shell of each host before a task starts. Other users of the host can see them, so"
+            " they must contain no secret."
+        ),
     ] = []
     restarts: Annotated[
         int, doc("How often lost tasks start again without a new checkpoint in between.", ge=0)

@@ -53,7 +53,10 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 3
     network_isolation: Annotated[
         Literal["auto", "always", "never"],
-        doc("Whether the tasks live in a private network: if the system allows it, always, never."),
+        doc(
+            "Whether the tasks live in a private network. auto: if this system allows it. always: an error if"
+            " it does not. never: on the machine's own network."
+        ),
     ] = "auto"
 
 

@@ -29,7 +29,10 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     schedule: Annotated[
         Literal["constant", "cosine"] | None,
-        doc("The schedule of the learning rate; cosine decays it to 0 over the run."),
+        doc(
+            "The schedule of the learning rate: constant, the default, or cosine, which lowers it to 0 over"
+            " the run."
+        ),
     ] = None
     warmup: Annotated[
         float, doc("The share of the run in which the learning rate rises to its value.", ge=0, lt=1)
@@ -69,7 +72,15 @@ class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile: Annotated[
         str | None, doc("Record these steps, such as 20:30, of all tasks in one timeline: docs/timeline.md.")
     ] = None
-    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    seed: Annotated[
+        int,
+        doc(
+            "The seed of the model's first weights, of its random numbers, and of the order and augmentation"
+            " of the training data.",
+            ge=0,
+            le=2**31 - 1,
+        ),
+    ] = 0
     on_nan: Annotated[
         Literal["stop", "skip"],
         doc(
