@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from commands import script_forked
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.report.page import write_page
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,42 @@ def test_the_script_of_the_page_runs(page, tmp_path, monkeypatch, forking):
     run = script_forked(script)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "model.keras").exists()
+
+
+@pytest.mark.slow
+def test_two_machines_by_hand_are_started_as_the_page_says(tmp_path):
+    page = (ROOT / "docs/script.md").read_text()
+    section = page.partition("## Two machines by hand")[2].partition("\n## ")[0]
+    config = re.search(r"```yaml\n(.*?)```", section, re.DOTALL).group(1)
+    cluster = ClusterConfig.local(workers=2)  # two addresses of this machine
+    for index in range(2):
+        config = config.replace(f"10.0.0.{index + 1}:2222", cluster.address(Task("worker", index)))
+    (tmp_path / "cluster.yaml").write_text(config)
+    _written(tmp_path, _script_of("docs/script.md"))
+    secret, task, check, script = re.findall(r"\n\n((?:    .+\n)+)", section)
+    _typed(re.sub("scp .*", "", secret), tmp_path).communicate(timeout=60)
+    assert (tmp_path / "tfdist.secret").stat().st_mode & 0o777 == 0o600
+    for commands, wanted in ((check, "ok       secret"), (script, "")):
+        shells = [
+            _typed(task.replace("worker:0", f"worker:{index}") + commands, tmp_path) for index in range(2)
+        ]
+        for shell in shells:
+            output, errors = shell.communicate(timeout=300)
+            assert shell.returncode == 0, output + errors
+            assert wanted in output
+    assert (tmp_path / "model.keras").exists()
+
+
+def _typed(commands, folder):
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.Popen(
+        ["bash", "-euc", commands],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_mirrored_workers_share_a_script_and_end_at_once_on_ctrl_c(tmp_path):
