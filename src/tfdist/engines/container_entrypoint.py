@@ -35,6 +35,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, exit_with_status, shown
 from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
+from tfdist.launcher.supervisor.process_tree import adopt_orphans, in_session
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import clear_failure, failure_file, write_failure
 
@@ -45,6 +46,7 @@ NAME = "TFDIST_CONFIG_NAME"  # of the config file, for messages
 _CHIEF_ENDED = "chief_ended"  # the mark of the chief's end with 0
 _SECONDS_TO_END_BY_ITSELF = 60.0  # after the chief's end, which tells the tasks that serve it to end
 _SECONDS_BETWEEN_LOOKS = 2.0
+_SECONDS_BETWEEN_REAPS = 0.1
 _CONFIG = "TFDIST_CONFIG_"
 _PIECE = 512  # bytes of a variable, SageMaker's limit
 MOST_BYTES = 60 * _PIECE  # SageMaker and Vertex AI take 100 variables
@@ -168,14 +170,34 @@ class _RestartedCommand:
 
     def _run_once(self) -> int:
         try:
-            self._process = subprocess.Popen(self._words, env=dict(self._environ))
+            # In a session of its own: signals reach all that a shell script runs.
+            self._process = subprocess.Popen(self._words, env=dict(self._environ), start_new_session=True)
         except OSError as error:
             remedy = "Install it in the image"
             raise ConfigError(shown(self._words[0]), error.strerror or str(error), remedy=remedy) from None
         if self._told is not None:
-            self._process.send_signal(self._told)
+            self._send(self._told)
         status = self._wait(self._process)
+        if self._told is not None and status == -self._told:
+            status = self._wait_for_rest(self._process.pid, status)
+        self._send(signal.SIGKILL)  # to what it has left
         return 128 - status if status < 0 else status
+
+    def _wait_for_rest(self, session: int, status: int) -> int:
+        """Wait until the commands of a shell have ended which the signal itself has ended.
+
+        Such a shell does not wait for its commands, which save their work. Return the status of the last one
+        that the signal has not ended; the status of the shell if there is none.
+        """
+        while True:
+            is_empty = not in_session(session)
+            with contextlib.suppress(ChildProcessError):  # of another parent, or there was none
+                while (ended := os.waitpid(-session, os.WNOHANG))[0]:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    status = status if code == -(self._told or 0) else code
+            if is_empty:
+                return status
+            time.sleep(_SECONDS_BETWEEN_REAPS)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait until the command has ended; end it if its chief ended some time ago."""
@@ -188,14 +210,19 @@ class _RestartedCommand:
             now = time.monotonic()
             done_at = (done_at or now) if self._is_chief_done() else None
             if done_at is not None and now - done_at >= 2 * _SECONDS_TO_END_BY_ITSELF:
-                process.kill()
+                self._send(signal.SIGKILL)
             elif done_at is not None and now - done_at >= _SECONDS_TO_END_BY_ITSELF:
-                process.terminate()
+                self._send(signal.SIGTERM)
 
     def _pass_on(self, number: int, _: Any) -> None:
         self._told = number
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        """Send a signal to all processes of the command."""
         if self._process is not None:
-            self._process.send_signal(number)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended, or changed user
+                os.killpg(self._process.pid, number)
 
 
 def _sagemaker_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -225,4 +252,5 @@ def _write_config(folder: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 if __name__ == "__main__":
+    adopt_orphans()  # to learn how they end
     exit_with_status(lambda: main(sys.argv[1:], os.environ))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -238,6 +239,40 @@ def test_a_command_that_was_told_to_end_is_not_started_again(tmp_path):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (138, "")
+
+
+SAVES = """
+import signal, sys, time
+
+def save(*_):
+    time.sleep(1)
+    print("saved", flush=True)
+    sys.exit(138)
+
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(99)
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_what_a_shell_script_runs_may_save_its_work(tmp_path, shell):
+    (tmp_path / "train.py").write_text(SAVES)
+    script = tmp_path / "run.sh"
+    script.write_text(f"{sys.executable} {tmp_path}/train.py\necho not reached\n")
+    process = start(shell, str(script), TFDIST_RESTARTS="2")
+    while process.stdout.readline() != "up\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (138, "saved\n", "")
+
+
+def test_what_an_ended_command_has_left_is_killed():
+    status, output, errors = run("sh", "-c", "sleep 99 > /dev/null 2>&1 & echo $!")
+    assert (status, errors) == (0, "")
+    while Path("/proc", output.strip()).exists():  # until it is reaped
+        time.sleep(0.1)
 
 
 def test_a_mistake_is_one_line():

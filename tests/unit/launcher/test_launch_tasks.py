@@ -155,6 +155,30 @@ def test_a_failure_after_the_chief_is_a_failure(tmp_path):
         run(NAME + "import sys, time\nif me != 'worker:0': time.sleep(0.5); sys.exit(7)", tmp_path)
 
 
+def test_what_a_shell_script_runs_may_save_its_work(tmp_path):
+    ready, saved = tmp_path / "ready", tmp_path / "saved"
+    code = NAME + (
+        "import signal, sys, time\nfrom pathlib import Path\n"
+        f"ready, saved = Path({str(ready)!r}), Path({str(saved)!r})\n"
+        "if me == 'worker:0':\n"
+        "    while not ready.exists(): time.sleep(0.01)\n"
+        "    sys.exit(5)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), saved.touch(), sys.exit(138)))\n"
+        "ready.touch()\ntime.sleep(600)"
+    )
+    (tmp_path / "train.py").write_text(code)
+    script = tmp_path / "run.sh"
+    script.write_text(f"{sys.executable} {tmp_path}/train.py\nstatus=$?\nexit $status\n")
+    with pytest.raises(LaunchError, match="worker:0: exited with 5"):
+        launch(
+            ClusterConfig.local(workers=2),
+            ["bash", str(script)],
+            run_dir=tmp_path / "r",
+            stream=io.StringIO(),
+        )
+    assert saved.exists()
+
+
 def test_who_ignores_sigterm_is_killed(tmp_path):
     code = NAME + (
         "import signal, sys, time\nfrom pathlib import Path\n"

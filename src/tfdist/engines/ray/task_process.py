@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, BinaryIO
 
 
@@ -39,32 +40,43 @@ def main() -> None:
         _tell(error=f"{error.filename or plan['command'][0]}: {error.strerror}")
         return
     _tell(pid=task.pid)
-    threading.Thread(
-        target=_follow, args=(sys.stdin.buffer, task.pid, float(plan["grace"])), daemon=True
-    ).start()
+    grace, is_told = float(plan["grace"]), threading.Event()
+    threading.Thread(target=_follow, args=(sys.stdin.buffer, task.pid, grace, is_told), daemon=True).start()
     status = task.wait()
+    if is_told.is_set() and status == -signal.SIGTERM:
+        _wait_for_rest(task.pid, grace)
     _signal(task.pid, signal.SIGKILL)  # what it has left
     _tell(status=status)
     os._exit(0)  # the thread that reads commands would hold standard input at the interpreter's end
 
 
-def _follow(commands: BinaryIO, group: int, grace: float) -> None:
+def _wait_for_rest(group: int, seconds: float) -> None:
+    """Wait for what a shell script runs: a shell that SIGTERM ends does not, and its commands save."""
+    deadline = time.monotonic() + seconds
+    while _signal(group, 0) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _follow(commands: BinaryIO, group: int, grace: float, is_told: threading.Event) -> None:
     """End the task when that is asked for; kill it when nobody can ask any more."""
-    is_ending = False
     for line in commands:
-        if line.strip() == b"end" and not is_ending:
-            is_ending = True
+        if line.strip() == b"end" and not is_told.is_set():
+            is_told.set()
             _signal(group, signal.SIGTERM)
             timer = threading.Timer(grace, _signal, (group, signal.SIGKILL))
             timer.daemon = True
             timer.start()
-    if not is_ending:
+    if not is_told.is_set():
         _signal(group, signal.SIGKILL)
 
 
-def _signal(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _signal(group: int, number: int) -> bool:
+    """Send a signal to a process group; return whether it has processes."""
+    try:
         os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _tell(**event: Any) -> None:

@@ -41,14 +41,37 @@ run_task() {
 
 on_signal() {
     told=$1 again=yes
-    if [ "$passes_on" ]; then kill -$1 $! 2> /dev/null; fi
+    if [ "$tracking" = cgroup ]; then kill -$1 -- -$! 2> /dev/null; fi
 }
 
+# The command has a process group of its own, so that signals reach what a shell script runs. A shell that a
+# signal ends does not wait for its commands, which save their work. Slurm kills a task by the group only with
+# proctrack/pgid, so there it stays in that of this shell.
 run() {
     told_before=$told
+    if [ "$tracking" != pgid ]; then set -m; fi
     (trap - INT QUIT; exec "$@") <&0 &
+    set +m
     if [ "$told_before" ]; then kill -$told_before $!; fi
     while again=; wait $!; status=$?; [ "$again" ]; do :; done
+    if [ "$tracking" = pgid ]; then return; fi
+    if [ "$told" ] && is_signal $status; then
+        while group_lives $!; do sleep 0.2; done
+    fi
+    kill -KILL -- -$! 2> /dev/null
+}
+
+group_lives() {
+    local stat line
+    for stat in /proc/[0-9]*/stat; do
+        if { read -r line < "$stat"; } 2> /dev/null; then
+            line=${line##*) }  # state, parent, group
+            case $line in Z*) continue ;; esac
+            line=${line#* * }
+            if [ "${line%% *}" = $1 ]; then return 0; fi
+        fi
+    done
+    return 1
 }
 
 # Some tasks do not end with the others: an evaluator waits for the next checkpoint. The tasks that cannot do
@@ -91,12 +114,13 @@ decide_status() {
 
 rm -rf "$run_dir"/.ends-*
 ends=$(mktemp -d "$run_dir/.ends-XXXXXX") || exit 2
-# This way to track processes sends signals only to a task's first process, which is a shell.
-passes_on=$(scontrol show config 2> /dev/null | grep -o proctrack/cgroup)
+# By cgroup, signals reach only a task's first process, which is a shell.
+tracking=$(scontrol show config 2> /dev/null | grep -o 'proctrack/[a-z]*')
+tracking=${tracking#proctrack/}
 # Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
 task=(bash -c "
-$(declare -p run_dir ends passes_on restart_status saved_step lead alone_ranks threads)
-$(declare -f is_signal run_task on_signal run)
+$(declare -p run_dir ends tracking restart_status saved_step lead alone_ranks threads)
+$(declare -f is_signal run_task on_signal run group_lives)
 run_task \"\$@\"" task "${command[@]}")
 
 if [ "$alone_ranks" ]; then

@@ -48,6 +48,7 @@ class Supervisor:
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that this process adopted and killed
         self._is_sweeping = False
+        self._shells: list[int] = []  # tasks that SIGTERM has ended, but not yet all of their commands
         self._received = heard
         self._wakeup_reader, ringer = os.pipe()
         for end in (self._wakeup_reader, ringer):
@@ -70,7 +71,7 @@ class Supervisor:
             self._open_fork_server()
         while should_run:
             self._policy.begin_round()
-            self._running = {}
+            self._running, self._shells = {}, []
             if self._settle_fork_server() and self._start(self._tasks):
                 self._watch()
             remaining = self._sweep()
@@ -209,13 +210,18 @@ class Supervisor:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, code = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if pid in self._running:
+                if pid in self._running and self._has_ended_a_shell(pid, code):
+                    self._shells.append(pid)
+                elif pid in self._running:
                     # Now: from here on, another process may get the number.
                     exits.append((code, pid, self._running.pop(pid)))
                 elif pid == self._log_writer.pid:  # another process killed it
                     self._log_writer.start(self._control)
                 elif pid not in self._helpers():
                     self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
+        for pid in [pid for pid in self._shells if not in_session(pid)]:
+            self._shells.remove(pid)
+            exits.append((-signal.SIGTERM, pid, self._running.pop(pid)))
         # Of tasks that end at the same time, one that a signal ended failed first; a lost one may name
         # another.
         for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan.lost)):
@@ -223,6 +229,15 @@ class Supervisor:
             self._send_event(exited=name, pid=pid, code=code, **reaction._asdict())
             if name in self._policy.restart_at:
                 self._kill_leftovers(name, pid)
+
+    def _has_ended_a_shell(self, pid: int, code: int) -> bool:
+        """Return whether SIGTERM has ended a shell, which does not wait for its commands: they save."""
+        if code != -signal.SIGTERM or not self._policy.is_ending or self._is_sweeping:
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has left nothing
+            os.killpg(pid, 0)
+            return sys.platform == "linux" and bool(in_session(pid))
+        return False
 
     def _ask(self) -> None:
         """Send SIGTERM to every task's process group, and set the time for SIGKILL."""

@@ -279,6 +279,33 @@ def test_a_task_gets_a_signal_that_only_its_shell_has_got(tmp_path, tracking, pa
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("tracking", ["cgroup", "linuxproc"])
+def test_what_a_shell_script_runs_may_save_its_work(tmp_path, tracking):
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), print('saved', flush=True), sys.exit(138)))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(99)\n"
+    )
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "run.sh").write_text(
+        f"echo $$ > {tmp_path}/pid; {sys.executable} {tmp_path}/train.py\necho no\n"
+    )
+    script = Slurm().render(job("bash", str(tmp_path / "run.sh")), {})
+    log = tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log"
+    srun = f"""
+        while [ "$1" != bash ]; do shift; done
+        "$@" &
+        until grep -q up '{log}' 2> /dev/null; do sleep 0.05; done
+        kill -TERM $!
+        if [ {tracking} = linuxproc ]; then kill -TERM -- -$(cat {tmp_path}/pid); fi  # Slurm signals all
+        wait $!
+    """
+    done = run(script, tmp_path, srun, scontrol=f'echo "ProctrackType = proctrack/{tracking}"')
+    assert log.read_text() == "up\nsaved\n"
+    assert done.returncode == 138
+
+
 @pytest.mark.parametrize(
     ("rank", "ending", "starts", "status"),
     [
