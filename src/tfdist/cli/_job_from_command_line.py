@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from tfdist._utils.check_and_expand_paths import absolute_path
 from tfdist._utils.read_yaml_and_json import check_not_stream
@@ -46,6 +46,10 @@ def requested(
             " such as gs://bucket/runs."
         ),
     ] = None,
+    resume: Annotated[
+        str | None,
+        Flag("Continue an earlier run at its last checkpoint: its handle, or the folder of the run."),
+    ] = None,
     sbatch: Annotated[
         Sequence[str],
         Flag(
@@ -70,7 +74,8 @@ def requested(
         problem = "needs either --config or the command of a script"
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
     engine = find_engine(name)
-    place = path_or_address(run_dir or "runs", "--run_dir")
+    earlier = _earlier_run(resume, engine, run_dir) if resume is not None else None
+    place = path_or_address((earlier.runs if earlier else run_dir) or "runs", "--run_dir")
     address = place if isinstance(place, str) else ""
     if address and config is None:
         problem = f"{shown(address)} is an address, which only --config takes"
@@ -99,7 +104,40 @@ def requested(
         raise ConfigError("--workers, --ps, --alone", problem, remedy=remedy)
     else:
         job = replace(_job_of_config(config, set, folder), address=address)
+    if earlier:
+        job = replace(job, run=earlier.name)
     return engine, job, options_of([*sbatch, *option])
+
+
+class _EarlierRun(NamedTuple):
+    """The name of a run, and the folder or the address of all runs; None for that of the flags."""
+
+    name: str
+    runs: str | None
+
+
+def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
+    """Return the run that --resume names, by the handle of its job or by its folder."""
+    handle = earlier_handle(text)
+    if handle is None:
+        runs, _, name = text.rstrip("/").rpartition("/")
+    else:
+        if handle.engine != engine.name:
+            expected, remedy = f"a job of {engine.name}", "Name the folder of the run instead"
+            raise ConfigError("--resume", expected=expected, received=shown(text), remedy=remedy)
+        submission = find_submission(handle)
+        runs, _, name = submission.place.rpartition("/")
+        if getattr(engine, "places_runs", False) and not submission.url:
+            runs = ""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        expected = "a handle, or the folder of a run, such as runs/cifar-123"
+        raise ConfigError("--resume", expected=expected, received=shown(text))
+    return _EarlierRun(name, run_dir or runs or None)
+
+
+def earlier_handle(text: str) -> Handle | None:
+    """Return the handle that --resume has; None if it has a folder or an address."""
+    return Handle.parse(text) if text.partition("://")[0] in engine_names() else None
 
 
 def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:

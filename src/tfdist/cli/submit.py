@@ -10,21 +10,40 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist._utils.check_and_expand_paths import exists
 from tfdist.cli._flags_from_signature import run
-from tfdist.cli._job_from_command_line import requested
+from tfdist.cli._job_from_command_line import earlier_handle, requested
 from tfdist.engines.job_handle_and_state import Submission
-from tfdist.engines.submitted_jobs import record
-from tfdist.errors import TfdistError
+from tfdist.engines.protocol import Engine
+from tfdist.engines.submitted_jobs import find_submission, record
+from tfdist.errors import ConfigError, TfdistError
 
 
 def main(command: Sequence[str], **flags: Any) -> None:
     """Submit a job; `requested` takes the flags."""
     engine, job, options = requested(command, **flags)
+    if handle := earlier_handle(flags.get("resume") or ""):
+        _check_has_ended(engine, find_submission(handle))
+    is_folder = job.run and not job.address and not getattr(engine, "places_runs", False)
+    if is_folder and not exists(run_dir := job.run_dir("")):
+        print(f"tfdist: --resume: {run_dir} does not exist on this machine", file=sys.stderr)
     submission = engine.submit(job, options)
     try:
         print(submission.handle, flush=True)  # first: a scheduler has the job now, whatever follows
     finally:
         _record(submission)
+
+
+def _check_has_ended(engine: Engine, earlier: Submission) -> None:
+    """Raise ConfigError if the job whose run is to continue has not ended; warn if its engine cannot say."""
+    try:
+        state, words = engine.state(earlier)
+    except TfdistError as error:  # the engine may have lost it
+        print(f"tfdist: --resume: whether {earlier.handle} has ended is unknown: {error}", file=sys.stderr)
+        return
+    if not state.is_final:
+        remedy = f"Wait for its end, or type `tfdist cancel {earlier.handle}`"
+        raise ConfigError("--resume", f"{earlier.handle} is {state.value} ({words})", remedy=remedy)
 
 
 def _record(submission: Submission) -> None:

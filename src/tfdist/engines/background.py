@@ -21,7 +21,7 @@ from urllib.parse import quote
 from tfdist._utils.write_files import storage_errors
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
+from tfdist.engines.logs_and_exit_status import exit_status_path, lines_of, state_of_exit_status
 from tfdist.engines.read_logs import until_end
 from tfdist.engines.submitted_jobs import state_folder
 from tfdist.errors import ConfigError
@@ -96,12 +96,15 @@ def submit(
     run_dir = submission.run_dir
     with storage_errors(run_dir), lock:
         if copies_run and submission.url:
+            (run_dir / _COPY).unlink(missing_ok=True)
             (run_dir / _COPY).symlink_to(RunFolder.at(submission.url).root)
         path = run_dir / "job.sh"
+        for earlier in (path, exit_status_path(run_dir), _cancelled(submission)):
+            earlier.unlink(missing_ok=True)
         # It may contain a config that only this user may read.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="utf-8") as file:
             file.write(script)
-        (run_dir / "logs").mkdir()
+        (run_dir / "logs").mkdir(exist_ok=True)
         with (run_dir / _log(has_launcher)).open("ab") as output:
             process = subprocess.Popen(
                 ["bash", path, handle.number, "locked"],
@@ -169,7 +172,9 @@ def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
         with storage_errors(run_dir):
             path.parent.mkdir(parents=True, exist_ok=True)
             job.folder.mkdir(parents=True, exist_ok=True)
-            if _is_made(path.touch) and _is_made_beside(path, run_dir):
+            if job.run:
+                run_dir.mkdir(exist_ok=True)
+            if _is_made(path.touch) and (job.run or _is_made_beside(path, run_dir)):
                 lock = path.open("w")
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 return handle, lock

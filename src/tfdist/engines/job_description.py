@@ -43,6 +43,7 @@ class Job:
         is_single: Whether it is one process without a cluster; then it counts as one worker.
         port: The port of each task, where each has a machine of its own.
         address: The address of all runs in an object store, for engines that take one, or nothing.
+        run: The name of an earlier run, which this job continues; empty for a new one.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Job:
     is_single: bool = False
     port: int = DEFAULT_PORT
     address: str = ""
+    run: str = ""
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -109,11 +111,8 @@ class Job:
         The variable number of the script has the number of the run.
         """
         folders = {"run_dir": str(self.folder), "place": self.address}
-        return "\n".join(
-            f"{name}={shlex.quote(folder)}/{shlex.quote(self.name)}-$number"
-            for name, folder in folders.items()
-            if folder
-        )
+        run = self.run or f"{shlex.quote(self.name)}-$number"
+        return "\n".join(f"{name}={shlex.quote(folder)}/{run}" for name, folder in folders.items() if folder)
 
     @property
     def shell_place(self) -> str:
@@ -139,7 +138,7 @@ class Job:
 
     def run_dir(self, number: str) -> Path:
         """Return the folder of the run with a number, which may be a variable of a shell."""
-        return self.folder / f"{self.name}-{number}"
+        return self.folder / (self.run or f"{self.name}-{number}")
 
     def address_of(self, name: str) -> str:
         """Return the address of the run that has this name in the object store."""

@@ -88,6 +88,37 @@ def test_an_address_of_an_object_store_is_for_engines_that_take_one(queue, confi
         submit.main(["queue", "a_script"], run_dir="gs://b/x")
 
 
+def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config), run_dir="other")
+    with pytest.raises(ConfigError, match=r"^--resume: queue://here/7 is running \(it runs\)"):
+        submit.main(["queue"], config=str(config), resume="queue://here/7")
+    (tmp_path / "ended").touch()
+    capsys.readouterr()
+    submit.main(["queue"], config=str(config), resume="queue://here/7")
+    job, _ = queue.jobs[-1]
+    assert job.run_dir("8") == tmp_path / "other" / "a-b-7"
+    assert f"{tmp_path}/other/a-b-7 does not exist on this machine" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"^slurm://x/1: was not submitted"):
+        submit.main(["slurm"], config=str(config), resume="slurm://x/1")
+    with pytest.raises(ConfigError, match=r"^--resume: expected a job of slurm, received 'queue://here/7'"):
+        submit.main(["slurm"], config=str(config), resume="queue://here/7")
+
+
+def test_a_run_is_resumed_by_its_folder_or_address(queue, config, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs" / "a-3").mkdir(parents=True)
+    for text in ("runs/a-3", f"{tmp_path}/runs/a-3/", "a-3"):
+        submit.main(["queue"], config=str(config), resume=text)
+        assert queue.jobs[-1][0].run_dir("8") == tmp_path / "runs" / "a-3"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(queue, "takes_addresses", True, raising=False)
+    submit.main(["queue"], config=str(config), resume="gs://b/x/a-3")
+    job, _ = queue.jobs[-1]
+    assert (job.address_of(job.run), job.run_dir("8")) == ("gs://b/x/a-3", tmp_path / "runs" / "a-3")
+    for wrong in ("", "runs/..", "runs/a b"):
+        with pytest.raises(ConfigError, match=r"^--resume: expected a handle, or the folder of a run"):
+            submit.main(["queue"], config=str(config), resume=wrong)
+
+
 def test_a_job_without_a_record_is_named(queue, config, tmp_path, capsys):
     (tmp_path / "state").touch()  # so that no folder can be made there
     submit.main(["queue"], config=str(config))

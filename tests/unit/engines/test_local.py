@@ -97,6 +97,27 @@ def test_a_job_is_cancelled_and_its_tasks_may_save_their_work():
     assert (again.returncode, again.stderr) == (2, f"tfdist: {submission.handle}: has ended already\n")
 
 
+def test_another_job_continues_the_run_of_an_ended_one():
+    command = [
+        "bash",
+        "-c",
+        "trap 'exit 138' TERM; echo up; [ ! -e go ] || exit 0; while true; do sleep 0.1; done",
+    ]
+    earlier = submit(*command)
+    started(earlier)
+    running = commands.tfdist("submit", "local", "--resume", str(earlier.handle), "--", "x", seconds=SECONDS)
+    assert running.returncode == 2
+    assert f"--resume: {earlier.handle} is running" in running.stderr
+    tfdist("cancel", str(earlier.handle))
+    until(State.CANCELLED, earlier)
+    Path("go").touch()
+    later = submit(*command, options=["--resume", str(earlier.handle)])
+    assert until(State.SUCCEEDED, later) == "exit status 0"
+    assert later.run_dir == earlier.run_dir
+    assert later.handle != earlier.handle
+    assert (later.run_dir / "logs" / "worker-1.log").read_text().count("up\n") == 2
+
+
 def test_a_job_that_is_continued_runs_again():
     submission = submit(
         "bash", "-c", "trap 'exit 138' TERM; echo up; [ ! -e go ] || exit 0; while true; do sleep 0.1; done"

@@ -78,7 +78,7 @@ def task_command(job: Job, name: str, changes: Sequence[str] = ()) -> list[str]:
         if job.folder == Path("runs").absolute():  # the default
             del words[at - 1 : at + 1]
         else:
-            words[at] = str(job.folder / name)
+            words[at] = str(job.folder / run_name(job, name))
     if job.config is not None:
         words += [f"--set={change}" for change in changes]
     return [*ENTRYPOINT, *words]
@@ -88,6 +88,11 @@ def new_name(job: Job) -> str:
     """Return a name for a new job, which no other job has."""
     stem = "".join(c if c.isascii() and c.isalnum() else "-" for c in job.name).strip("-")[:32] or "job"
     return f"{stem.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def run_name(job: Job, name: str) -> str:
+    """Return the name of the run: that of an earlier one which the job continues, or of the job itself."""
+    return job.run or name
 
 
 def new_secret() -> str:

@@ -19,6 +19,7 @@ from tfdist.engines.clouds.request_parts import (
     new_secret,
     of_role,
     required,
+    run_name,
     section_of,
     task_command,
 )
@@ -58,6 +59,7 @@ class SageMaker:
 
     name = "sagemaker"
     takes_addresses = True  # of its object store, for runs
+    places_runs = True  # in its object store, so --run_dir may name no folder
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the request as JSON."""
@@ -79,7 +81,9 @@ class SageMaker:
             client.create_training_job(**request)
         handle = Handle(self.name, client.meta.region_name, name)
         tasks = tuple(map(str, job.tasks))
-        return Submission(handle, name, Path("/opt/ml"), tasks, job.made_by, url=f"{output}/{name}")
+        return Submission(
+            handle, name, Path("/opt/ml"), tasks, job.made_by, url=f"{output}/{run_name(job, name)}"
+        )
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job."""
@@ -158,8 +162,11 @@ def _request(job: Job, section: SageMakerSection, name: str) -> dict[str, Any]:
             "ContainerArguments": command[3:],
         },
         "ResourceConfig": _resources(job, section),
-        "OutputDataConfig": {"S3OutputPath": output},
-        "CheckpointConfig": {"S3Uri": f"{output}/{name}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+        "OutputDataConfig": {"S3OutputPath": f"{output}/{job.run}" if job.run else output},
+        "CheckpointConfig": {
+            "S3Uri": f"{output}/{run_name(job, name)}/checkpoints",
+            "LocalPath": "/opt/ml/checkpoints",
+        },
         "StoppingCondition": {"MaxRuntimeInSeconds": section.timeout},
         "Environment": _variables(job, section),
         "EnableInterContainerTrafficEncryption": section.encrypt_traffic,

@@ -22,6 +22,7 @@ from tfdist.engines.clouds.request_parts import (
     new_secret,
     of_role,
     required,
+    run_name,
     section_of,
     task_command,
 )
@@ -58,6 +59,7 @@ class Vertex:
 
     name = "vertex"
     takes_addresses = True  # of its object store, for runs
+    places_runs = True  # in its object store, so --run_dir may name no folder
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the CustomJob as JSON."""
@@ -71,7 +73,7 @@ class Vertex:
         region = required(section.region, "engine.vertex.region")
         name = new_name(job)
         request = _request(job, section, name)
-        place = f"{required(section.output, 'engine.vertex.output', starts_with='gs://')}/{name}"
+        place = _place(job, section, name)
         client, custom_job = self._client(region), _parsed(request)
         with _one_line_errors():
             if section.secret:
@@ -150,9 +152,15 @@ class Vertex:
         client.bucket(bucket).blob(path).upload_from_string(text)
 
 
+def _place(job: Job, section: VertexSection, name: str) -> str:
+    """Return the address of the run."""
+    output = required(section.output, "engine.vertex.output", starts_with="gs://")
+    return f"{output}/{run_name(job, name)}"
+
+
 def _request(job: Job, section: VertexSection, name: str) -> dict[str, Any]:
     """Return the CustomJob as the REST API takes it."""
-    output = f"{required(section.output, 'engine.vertex.output', starts_with='gs://')}/{name}"
+    output = _place(job, section, name)
     restart_job = "worker" not in job.alone if section.restart_job is None else section.restart_job
     scheduling: dict[str, Any] = {"restartJobOnWorkerRestart": restart_job}
     if section.timeout is not None:

@@ -157,7 +157,8 @@ def _is_internal(job: Job) -> bool:
 def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
     """Return what the services of all tasks have in common."""
     section = job.section.compose
-    place = job.address_of(_PROJECT) if job.address else str(folder_of_runs(job) / _PROJECT)
+    run = job.run or _PROJECT
+    place = job.address_of(run) if job.address else str(folder_of_runs(job) / run)
     words = job.words(python="python", run_dir=place, config=_CONFIG)
     task: dict[str, Any] = {
         "image": section.image,
@@ -185,7 +186,7 @@ def _environment(job: Job) -> dict[str, Any]:
         "PYTHONUNBUFFERED": "1",
         "TFDIST_CACHE_DIR": _escaped(_mount_of_cache(job).target),
         RESTARTS: job.section.compose.restarts,
-        SAVED_STEP_FILE: _escaped(str(saved_step_path(folder_of_runs(job) / _PROJECT))),
+        SAVED_STEP_FILE: _escaped(str(saved_step_path(folder_of_runs(job) / (job.run or _PROJECT)))),
         "TFDIST_SECRET_FILE": _SECRET,
         **job.thread_variables,
     }

@@ -54,7 +54,7 @@ class Compose:
         text = compose_file(job)
         project = f"{project_stem(job)}-{secrets.token_hex(3)}"
         handle = Handle(self.name, _context(), project)
-        run_dir = folder_of_runs(job) / project
+        run_dir = folder_of_runs(job) / (job.run or project)
         folders = folders_to_make(job)
         if job.folder in folders:
             folders.append(progress_path(run_dir).parent)

@@ -48,6 +48,7 @@ class KubectlEngine(abc.ABC):
     name: str
     renders_secret = True  # so `render` writes a file that only the user may read
     takes_addresses = True  # of an object store, for runs
+    places_runs = True  # on the volume, so --run_dir names no folder
     kinds: tuple[str, ...]  # what `objects` returns, beside the common objects, as kubectl names it
 
     @abc.abstractmethod

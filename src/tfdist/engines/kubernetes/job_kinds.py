@@ -89,7 +89,8 @@ class TrainJob(KubectlEngine):
         """Return the runtime, and the TrainJob that uses it."""
         nodes = application.job.counts[application.lead]
         # Every TrainJob of the runtime has a folder of its own.
-        run_dir = application.run_dir if application.job.is_single else f"{RUNS}/$(JOBSET_NAME)"
+        has_name = application.job.is_single or application.job.run
+        run_dir = application.run_dir if has_name else f"{RUNS}/$(JOBSET_NAME)"
         spec = _jobset_spec(application, _TRAINER_CONTAINER, run_dir)
         for replicated in spec["replicatedJobs"]:
             if replicated["name"] == application.lead:

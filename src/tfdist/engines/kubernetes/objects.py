@@ -64,7 +64,7 @@ class Application:
     @property
     def run_dir(self) -> str:
         """Return the folder of the run, as pods see it."""
-        return f"{RUNS}/{self.name}"
+        return f"{RUNS}/{self.job.run or self.name}"
 
     def object(self, api: str, kind: str, **fields: Any) -> Object:
         """Return an object with the name, namespace and labels of the job."""

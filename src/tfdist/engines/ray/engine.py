@@ -105,7 +105,7 @@ class Ray:
             submit=shlex.join([*submit, "--", "python", "FILE"]),
             variable=_NUMBER,
             number=repr(number) if number else _NEW_NUMBER.format(name=job.name),
-            run_dir=_RUN_AT_ADDRESS.format(job.address) if job.address else _RUN_IN.format(str(job.folder)),
+            run_dir=_run_dir(job),
             resources=section.resources,
             placement=section.placement,
             max_failures=section.max_failures,
@@ -130,7 +130,7 @@ class Ray:
             )
             address = client.get_address()
         place = quote(address.removeprefix("http://"), safe=":")
-        return job.submission(Handle(self.name, place, number), job.folder / number)
+        return job.submission(Handle(self.name, place, number), job.folder / (job.run or number))
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job."""
@@ -169,6 +169,13 @@ class Ray:
         """End a job; its tasks get SIGTERM, and time to save their work."""
         with _client(_address(submission)) as client:
             client.stop_job(submission.handle.number)
+
+
+def _run_dir(job: Job) -> str:
+    """Return the expression for the folder of the run, or for its address."""
+    if job.run:
+        return repr(job.address_of(job.run) if job.address else str(job.folder / job.run))
+    return _RUN_AT_ADDRESS.format(job.address) if job.address else _RUN_IN.format(str(job.folder))
 
 
 def _tailed(client: "JobSubmissionClient", number: str) -> Iterator[str]:

@@ -112,7 +112,8 @@ decide_status() {
     fi
 }
 
-rm -rf "$run_dir"/.ends-*
+rm -rf "$run_dir"/.ends-* "$run_dir/exit_status" "$run_dir/cancelled"
+if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then rm -f "$run_dir/restarts"; fi  # of a job whose run this one continues
 ends=$(mktemp -d "$run_dir/.ends-XXXXXX") || exit 2
 # By cgroup, signals reach only a task's first process, which is a shell.
 tracking=$(scontrol show config 2> /dev/null | grep -o 'proctrack/[a-z]*')

@@ -33,6 +33,9 @@ class _Component(NamedTuple):
 def batch_script(job: Job, options: Mapping[str, str]) -> str:
     """Return the script of a job, with options of sbatch: what depends on the job, and then batch.sh."""
     components = list(_components(job, options))
+    if job.run and any("array" in component.options for component in components):
+        problem = "is not supported with a job array, each of whose jobs has a run of its own"
+        raise ConfigError("--resume", problem, remedy="Leave out the option array")
     section = job.section.slurm
     python = section.python or sys.executable
     words = job.words(python=python, run_dir=job.shell_place, config=SHELL_CONFIG)

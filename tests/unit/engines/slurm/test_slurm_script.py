@@ -382,7 +382,8 @@ def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path,
     script, run_dir = Slurm().render(job(restarts=2), {}), tmp_path / "my runs" / f"x-{number}"
     # The step of the last checkpoint at each end; a new one renews the restarts.
     ends = [("", True), ("20", True), ("20", True), ("20", False), ("40", True), ("40", True), ("40", False)]
-    for saved, asked in ends:
+    for count, (saved, asked) in enumerate(ends):
+        variables = {**variables, "SLURM_RESTART_COUNT": str(count)}
         if saved:
             (run_dir / "logs" / "saved_step").write_text(f"{saved}\n")
         done = run(script, tmp_path, "exit 138", **variables)
@@ -390,6 +391,19 @@ def test_it_asks_to_be_started_again_after_138_while_restarts_are_left(tmp_path,
         assert done.stdout == (f"scontrol requeue {number}\n" if asked else ""), saved
         assert (run_dir / "exit_status").read_text() == "138\n"
     assert run(script, tmp_path, "exit 3").stdout == ""
+    del variables["SLURM_RESTART_COUNT"]  # another job continues the run
+    assert run(script, tmp_path, "exit 138", **variables).stdout == f"scontrol requeue {number}\n"
+
+
+def test_another_job_continues_an_earlier_run(tmp_path):
+    earlier = replace(job("sh", "-c", 'echo "$0"', RUN_DIR), run="x-3")
+    done = run(Slurm().render(earlier, {}), tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"')
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = tmp_path / "my runs" / "x-3"
+    assert (folder / "logs" / "rank-2.log").read_text() == f"{folder}\n"
+    assert earlier.submission(Handle("slurm", "", "7")).run_dir == Path("/shared/my runs/x-3")
+    with pytest.raises(ConfigError, match=r"^--resume: is not supported with a job array"):
+        Slurm().render(earlier, {"array": "0-3"})
 
 
 @pytest.mark.parametrize(("place", "option"), [("alpha", ""), ("beta", "--clusters=beta "), ("", "")])
