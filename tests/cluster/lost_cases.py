@@ -6,11 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.calls_between_tasks import call
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.predict import predict
+from tfdist.transport.worker_and_ps_ends import named, written_addresses
 
 keras = tf.keras
 
@@ -52,6 +54,26 @@ def fitting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         verbose=0,
     )
     return {}
+
+
+class CutOff(keras.callbacks.Callback):
+    """Make worker 1 cut its connection to the parameter server, after some steps."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 20:
+            nowhere = written_addresses({0: ("127.0.0.1", 1)})
+            call(Task("worker", 1), named("connect"), tf.string, nowhere)
+
+
+class StopWhen(keras.callbacks.Callback):
+    """Stop the training once a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_training = self.path.exists()
 
 
 def evaluating(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
@@ -128,6 +150,23 @@ class Stepping(keras.Model):
 
     def call(self, inputs: Any) -> Any:
         return self.dense(self.slow(inputs))
+
+
+def until_told(strategy: tf.distribute.Strategy, folder: Path, *callbacks: Any) -> dict[str, Any]:
+    """Train without a pause until the file `enough` is there."""
+    with strategy.scope():
+        model = Stepping()
+        model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: -tf.reduce_mean(y_pred))
+    callbacks = (*callbacks, Begun(folder), StopWhen(folder / "enough"))
+    options = {"steps_per_epoch": 10**6, "verbose": 0}
+    fit(model, endless(), strategy=strategy, callbacks=list(callbacks), **options)
+    [weight] = model.dense.get_weights()
+    return {"weight": float(weight[0, 0]), "iterations": int(model.optimizer.iterations.numpy())}
+
+
+def cut_off(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Do so although the connection between a worker and the parameter server breaks."""
+    return until_told(strategy, folder, CutOff())
 
 
 class OwnStepping(Stepping):

@@ -33,7 +33,10 @@ def _run(order: dict, result: Path) -> None:
     if cluster.serves or (is_remote and not cluster.is_chief):
         logging.basicConfig(format="%(message)s")
         logging.getLogger("tfdist").setLevel(logging.INFO)  # also that it has found its chief
-        serve(cluster, **order.get("serve", {}))
+        try:
+            serve(cluster, **order.get("serve", {}))
+        finally:
+            time.sleep(order.get("seconds_to_clean_up", 0))  # as a script's own `finally` may take
         return
     found = {}
     with contextlib.ExitStack() as stack:

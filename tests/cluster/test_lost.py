@@ -15,11 +15,11 @@ from tfdist.coordination.only_peers import ONLY_PEERS
 
 
 @contextmanager
-def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, **shape):
+def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, seconds_to_clean_up=0, **shape):
     cluster = ClusterConfig.local(**shape)
     cases = [*first, f"lost_cases.{case}"]
     order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
-    order["serve"] = serve or {}
+    order |= {"serve": serve or {}, "seconds_to_clean_up": seconds_to_clean_up}
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
@@ -116,6 +116,36 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
     found = finished.results["chief:0"]["lost_cases.surviving"]
     assert found["epochs"] >= 2  # one without the worker, and one with it
     assert found["iterations"] == 50 * found["epochs"]
+
+
+@pytest.mark.slow
+def test_a_worker_of_its_own_pace_that_is_told_to_end_ends_alone(tmp_path):
+    shape = {"workers": 2, "ps": 1, "seconds_to_clean_up": 6}
+    with begun(tmp_path, "parameter_server", "until_told", **shape) as (running, _):
+        worker, _ = lose(running, "worker:1", by=signal.SIGTERM)
+        assert worker.wait() == 138  # after it has served for as long as the chief might save
+        time.sleep(5)
+        (tmp_path / "enough").touch()
+        finished = running.wait(LONGEST)
+
+    assert finished.exit_codes == {"chief:0": 0, "worker:0": 0, "ps:0": 0}
+    found = finished.results["chief:0"]["lost_cases.until_told"]
+    assert found["weight"] == found["iterations"] > 0
+    assert "SIGTERM: this task was told to end" in (tmp_path / "worker:1.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_worker_of_its_own_pace_whose_connection_to_a_ps_breaks_ends_alone(tmp_path):
+    with begun(tmp_path, "parameter_server", "cut_off", workers=2, ps=1) as (running, _):
+        worker = running.processes.pop("worker:1")
+        assert worker.wait() == 138
+        time.sleep(10)  # for longer than the ps keeps its error back
+        (tmp_path / "enough").touch()
+        finished = running.wait(LONGEST)
+
+    found = finished.results["chief:0"]["lost_cases.cut_off"]
+    assert found["weight"] == found["iterations"] > 0
+    assert "has no connection to a ps any more" in (tmp_path / "worker:1.log").read_text()
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ class PsTransfer:
         no_buckets = BucketBytes(sys.maxsize, sys.maxsize)
         self.bucket_bytes = no_buckets if is_one_machine and not is_asked_for else BucketBytes()
         servers = {task.index: (hosts[task.index], ports[task]) for task in self._servers}
-        self._addresses = written_addresses(servers, is_encrypted=is_encrypted)
+        self._addresses = written_addresses(servers, is_encrypted=is_encrypted, is_in_step=is_in_step)
         workers = [Task("worker", index) for index in range(cluster.size("worker"))]
         self._ask(workers, lambda task: _connect(task, self._addresses))
 

@@ -19,7 +19,7 @@ from tfdist.coordination.measure_traffic import reporting_traffic
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
-from tfdist.errors import ConfigError, TaskLost
+from tfdist.errors import ConfigError, Preempted, TaskLost
 from tfdist.launcher.environment import LAUNCH
 from tfdist.profiling.cluster_recording import offer_to_record
 from tfdist.strategies.cpu_malloc import keep_memory
@@ -67,7 +67,7 @@ def serve(
         ConfigError: This task serves no chief, its port is taken, or device is gpu and it has none.
         TaskLost: The chief did not start in time, did not answer in time, or was killed. The process of a
             worker beside ps tasks does not raise this for a silent chief: it ends at once, with status 138.
-        Preempted: This task was told to end.
+        Preempted: This task was told to end. The process of a worker beside ps tasks ends at once instead.
     """
     _check_task(cluster)
     if cluster.task is not None and cluster.task.type == "ps":
@@ -100,18 +100,32 @@ def _serve(cluster: ClusterConfig, start_timeout: float, heartbeat_timeout: floa
             _wait_until_gone(cluster, heartbeat_timeout, notice, gives_up_first=gives_up_first)
         if is_shutdown_told() or was_dismissed():
             break
-        notice.raise_if_received()
+        _end_if_told(notice, at_once=is_worker)
         if not stays:
             remedy = "Its own log says why; start this task again with it"
             raise TaskLost(f"chief at {chief}", "is gone: killed, or lost with its machine", remedy=remedy)
         _log.warning("the chief at %s is gone without notice: waiting for it to start again", chief)
 
 
+def _end_if_told(notice: Notice, *, at_once: bool) -> None:
+    """Raise Preempted if this task was told to end, or end its process at once.
+
+    A worker beside ps ends at once. TensorFlow's server would still run steps while Python ends the process,
+    without the connections to the ps: the chief would take their errors for errors of the program.
+    """
+    try:
+        notice.raise_if_received()
+    except Preempted as error:
+        if at_once:
+            end_process(error)
+        raise
+
+
 @contextlib.contextmanager
 def _tcp_transport(cluster: ClusterConfig, heartbeat_timeout: float) -> Iterator[None]:
     """Open this task's end of the TCP transport, if the task takes part in it."""
     try:
-        endpoint = open_endpoint(cluster, heartbeat_timeout)
+        endpoint = open_endpoint(cluster, heartbeat_timeout, lambda: is_shutdown_told() or was_dismissed())
     except ConnectError as error:
         _log.warning("%s uses TensorFlow's gRPC instead of the TCP transport: %s", cluster.task, error)
         endpoint = None

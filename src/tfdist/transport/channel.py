@@ -4,12 +4,13 @@ import contextlib
 import errno
 import logging
 import queue
+import select
 import socket
 import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +98,11 @@ class Channel:
     def moved(self) -> int:
         """Return how many bytes have gone out and come in."""
         return sum(self._moved)
+
+    @property
+    def descriptor(self) -> int:
+        """Return the descriptor of the connection, which stays open as long as this object."""
+        return self._connection.fileno()
 
     def send(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
         """Send arrays.
@@ -306,6 +312,19 @@ class Channel:
 
     def _describe_loss(self, error: OSError) -> str:
         return self.why_cut or f"{self.name} is gone: {error.strerror}"
+
+
+def broken(channels: Iterable[Channel], seconds: float) -> list[Channel]:
+    """Wait until connections break, at most so many seconds; return their channels, without those cut here."""
+    looking, by_descriptor = select.poll(), {channel.descriptor: channel for channel in channels}
+    for descriptor, channel in by_descriptor.items():
+        if not channel.why_cut:
+            looking.register(descriptor, getattr(select, "POLLRDHUP", 0))
+    return [
+        by_descriptor[descriptor]
+        for descriptor, _ in looking.poll(1000 * seconds)
+        if not by_descriptor[descriptor].why_cut
+    ]
 
 
 class _SentCodecs:

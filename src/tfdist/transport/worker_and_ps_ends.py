@@ -7,12 +7,14 @@ given up is never taken for a part of a later one.
 """
 
 import abc
+import contextlib
 import json
 import logging
 import os
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,13 +22,14 @@ import numpy as np
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.calls_between_tasks import register
-from tfdist.coordination.health_checks import SILENCE_LIMIT, ServerSilence, reason_of
+from tfdist.coordination.health_checks import SILENCE_LIMIT, ServerSilence, answers, reason_of
 from tfdist.coordination.rendezvous import fingerprint
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TaskLost
 from tfdist.transport.array_messages import Manifest, read_manifest
 from tfdist.transport.authentication import Connection, Proofs, find_secret
-from tfdist.transport.channel import Channel, GivenUp, WhyLost
+from tfdist.transport.channel import Channel, GivenUp, WhyLost, broken
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
 from tfdist.transport.tls import check_tls
@@ -34,7 +37,10 @@ from tfdist.transport.tls import check_tls
 _SECONDS_TO_CONNECT = 15.0
 # After the heartbeat timeout; by then the chief has given the steps of a silent worker to others.
 _SECONDS_FOR_CHIEF = 15.0
-_SECONDS_TO_END = 2.0
+_SECONDS_TO_BE_GONE = 2.0  # for a process that ends: its listener closes at about the time of its connections
+_SECONDS_TO_BE_NOTICED = 2.0  # for a process that is gone, by the chief
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_LISTS = 1.0  # of the connections to watch
 _MOST_THREADS = 32
 _HELLO = struct.Struct("!IQ")
 _log = logging.getLogger("tfdist")
@@ -44,9 +50,12 @@ _OF_WORKERS = ("connect", "begin", "receive", "hand_over")
 _OF_SERVERS = ("listen", "moved", "send", "receive")
 
 
-def written_addresses(servers: dict[int, tuple[str, int]], *, is_encrypted: bool = False) -> bytes:
-    """Return the address of each server's listener as bytes, and whether to encrypt, for the workers."""
-    return json.dumps([[server, *address, is_encrypted] for server, address in servers.items()]).encode()
+def written_addresses(
+    servers: dict[int, tuple[str, int]], *, is_encrypted: bool = False, is_in_step: bool = True
+) -> bytes:
+    """Return the addresses of the servers' listeners as bytes for the workers, and how these take part."""
+    kinds = is_encrypted, is_in_step
+    return json.dumps([[server, *address, *kinds] for server, address in servers.items()]).encode()
 
 
 class Endpoint(abc.ABC):
@@ -85,63 +94,110 @@ class Endpoint(abc.ABC):
 
 
 class WorkerEndpoint(Endpoint):
-    """A worker's end: connects to the servers, and creates tickets."""
+    """A worker's end: connects to the servers, and creates tickets.
 
-    def __init__(self, cluster: ClusterConfig, secret: bytes) -> None:
+    An error of an asynchronous worker would end the training, which continues without such a worker. So if a
+    connection of one breaks, and the server is there, its process ends.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterConfig,
+        secret: bytes,
+        heartbeat_timeout: float = 60.0,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Connect to no server yet.
+
+        Args:
+            cluster: The cluster.
+            secret: The secret of its tasks.
+            heartbeat_timeout: Seconds of silence after which the chief counts a server as lost.
+            is_over: Returns whether the chief has ended, so that the servers end too.
+        """
         super().__init__(cluster, secret)
+        self._heartbeat_timeout, self._is_over = heartbeat_timeout, is_over
         self._index = cluster.task.index if cluster.task else 0
         self._lifetime = int.from_bytes(os.urandom(7), "big")
         self._steps = 0
         self._channels: dict[int, Channel] = {}
         self._ports: dict[int, int] = {}  # of the servers when they were connected
         self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._watch: threading.Thread | None = None
 
     def connect(self, addresses: bytes) -> bytes:
         """Connect to all servers; return which one cannot be reached and why, or an empty text."""
         try:
             with self._lock:
                 self._connect_all(addresses)
-        except ConnectError as error:
+        except _NoConnection as error:
             return str(error).encode()
         return b""
 
     def begin(self, addresses: bytes) -> Array:
         """Return the ticket of a new step, once there is a channel to every server."""
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 self._connect_all(addresses)
-            except ConnectError as error:
-                raise ExchangeError(str(error)) from error
-            self._steps += 1
-            for channel in self._channels.values():
-                channel.begin(self._steps)
-            return np.array([self._index, self._lifetime, self._steps])
+                self._steps += 1
+                for channel in self._channels.values():
+                    channel.begin(self._steps)
+                return np.array([self._index, self._lifetime, self._steps])
+        except _NoConnection as error:
+            if not error.is_in_step:
+                self._end_without(error.server, str(error))
+            raise ExchangeError(str(error)) from error
 
     def close(self) -> None:
         """Close all channels."""
-        for channel in list(self._channels.values()):
-            channel.cut("this task ends")
+        self._is_closed.set()
+        self._cut_all("this task ends")
 
     def hand_over(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
         """Queue arrays for a server; return the ticket, with which the server waits for them."""
         manifest = read_manifest(text)
-        channel, why_lost = self._channel_for(manifest, ticket)
-        channel.hand_over(manifest, int(ticket[2]), arrays, why_lost)
+        with self._all_cut_on_error(manifest):
+            channel, why_lost = self._channel_for(manifest, ticket)
+            channel.hand_over(manifest, int(ticket[2]), arrays, why_lost)
         return ticket
 
     def receive(self, text: bytes, ticket: Array, *others: Array) -> list[Array]:
         """Receive arrays from a server."""
-        try:
+        with self._all_cut_on_error(read_manifest(text)):
             return super().receive(text, ticket, *others)
+
+    @contextlib.contextmanager
+    def _all_cut_on_error(self, manifest: Manifest) -> Iterator[None]:
+        """Cut all channels after an error in the block; end this process if it is asynchronous."""
+        try:
+            yield
         except GivenUp:
             raise  # the later step needs the channels
         except ExchangeError as error:
             self._cut_all(str(error))
-            if not read_manifest(text).is_in_step:
-                # A server has cut the channel if this process was stopped for long. Then it is about to end,
-                # which the others survive; the error, if it came first, would end the training.
-                time.sleep(_SECONDS_TO_END)
+            if not manifest.is_in_step:
+                self._end_without(manifest.server, str(error))
             raise
+
+    def _end_without(self, server: int, why: str) -> None:
+        """End this process; return if the server is gone, whose loss the chief notices, or all is over."""
+        address, end = self._cluster.address(("ps", server)), time.monotonic() + _SECONDS_TO_BE_GONE
+        while answers(address) is not False and not (self._is_closed.is_set() or self._is_over()):
+            if time.monotonic() >= end:
+                problem = f"has no connection to a ps any more ({why})"
+                remedy = "Start it again; the others continue meanwhile"
+                end_process(TaskLost(self._describe("worker", self._index), problem, remedy=remedy))
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _watch_connections(self) -> None:
+        """Notice a connection that breaks while this worker computes, before it sends its gradients."""
+        while not self._is_closed.is_set():
+            by_channel = {channel: server for server, channel in self._channels.copy().items()}
+            for channel in broken(by_channel, _SECONDS_BETWEEN_LISTS):
+                why = f"{channel.name} is gone: the connection is broken"
+                self._cut_all(why)
+                self._end_without(by_channel[channel], why)
 
     def _cut_all(self, why: str) -> None:
         # After a failure, TensorFlow ends a step only when each of its operations has returned. One that
@@ -154,8 +210,9 @@ class WorkerEndpoint(Endpoint):
 
         A server that was started again has another port. Without a message to it, nothing else tells.
         """
-        missing = []
-        for server, host, port, is_encrypted in json.loads(addresses):
+        written = json.loads(addresses)
+        missing, is_in_step = [], all(is_in_step for *_, is_in_step in written)
+        for server, host, port, is_encrypted, _ in written:
             channel = self._channels.get(server)
             if channel is not None and self._ports[server] != port:
                 channel.cut(f"{channel.name} was started again")
@@ -170,12 +227,18 @@ class WorkerEndpoint(Endpoint):
                 )
                 for server, host, port, is_encrypted in missing
             }
-        errors = [channel.exception() for channel in channels.values()]
-        for (server, _, port, _), error in zip(missing, errors, strict=True):
-            if error is None:
+        errors = {server: channel.exception() for server, channel in channels.items()}
+        for server, _, port, _ in missing:
+            if errors[server] is None:
                 self._channels[server], self._ports[server] = channels[server].result(), port
-        for error in filter(None, errors):
-            raise error
+        if not is_in_step and self._watch is None:
+            self._watch = threading.Thread(target=self._watch_connections, daemon=True)
+            self._watch.start()
+        for server, error in errors.items():
+            if isinstance(error, ConnectError):
+                raise _NoConnection(str(error), server, is_in_step=is_in_step) from error
+            if error is not None:
+                raise error
 
     def _open_channel(self, server: int, address: tuple[str, int], proofs: Proofs) -> Channel:
         name = self._describe("ps", server)
@@ -194,7 +257,20 @@ class WorkerEndpoint(Endpoint):
 
     def _channel_for(self, manifest: Manifest, ticket: Array) -> tuple[Channel, WhyLost]:
         del ticket
-        return self._channels[manifest.server], self._silence_check("ps", manifest.server, manifest.timeout)
+        channel = self._channels[manifest.server]
+        if manifest.is_in_step:
+            return channel, self._silence_check("ps", manifest.server, manifest.timeout)
+        # By then the chief has ended all tasks, unless it reaches the server.
+        limit = self._heartbeat_timeout + _SECONDS_FOR_CHIEF
+        return channel, self._silence_check("ps", manifest.server, manifest.timeout, limit)
+
+
+class _NoConnection(ConnectError):
+    """A worker has no connection to a server."""
+
+    def __init__(self, text: str, server: int, *, is_in_step: bool) -> None:
+        super().__init__(text)
+        self.server, self.is_in_step = server, is_in_step
 
 
 class ServerEndpoint(Endpoint):
@@ -216,9 +292,40 @@ class ServerEndpoint(Endpoint):
     def send(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
         """Send arrays to a worker."""
         manifest = read_manifest(text)
-        channel, why_lost = self._channel_for(manifest, ticket)
-        channel.send(manifest, int(ticket[2]), arrays, why_lost)
+        with self._errors_after_loss(manifest, ticket):
+            channel, why_lost = self._channel_for(manifest, ticket)
+            channel.send(manifest, int(ticket[2]), arrays, why_lost)
         return np.array(0)
+
+    def receive(self, text: bytes, ticket: Array, *others: Array) -> list[Array]:
+        """Receive arrays from a worker."""
+        with self._errors_after_loss(read_manifest(text), ticket):
+            return super().receive(text, ticket, *others)
+
+    @contextlib.contextmanager
+    def _errors_after_loss(self, manifest: Manifest, ticket: Array) -> Iterator[None]:
+        """Raise the error of an exchange with an asynchronous worker once the chief counts that one as lost.
+
+        The others continue without such a worker. Before, the error would end the training.
+        """
+        worker, lifetime, _ = (int(number) for number in ticket)
+        end = time.monotonic() + self._heartbeat_timeout + _SECONDS_FOR_CHIEF
+        address = self._cluster.address(("worker", worker))
+        try:
+            yield
+        except GivenUp:
+            raise
+        except ExchangeError:
+            if manifest.is_in_step:
+                raise
+            while time.monotonic() < end and answers(address) is not False:
+                with self._changed:
+                    if self._is_closed or self._workers.get(worker, lifetime) != lifetime:
+                        break
+                    self._changed.wait(_SECONDS_BETWEEN_LOOKS)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, _SECONDS_TO_BE_NOTICED)
+            raise
 
     def listen(self, encryption: bytes) -> bytes:
         """Accept workers, with this encryption or with none; return the port, or why this server cannot."""
@@ -246,6 +353,7 @@ class ServerEndpoint(Endpoint):
         self._listener.close()
         with self._changed:
             self._is_closed = True
+            self._changed.notify_all()
             channels = list(self._channels.values())
         for channel in channels:
             channel.cut("this task ends")
@@ -310,12 +418,15 @@ def named(name: str) -> str:
     return f"endpoint.{name}"
 
 
-def open_endpoint(cluster: ClusterConfig, heartbeat_timeout: float) -> Endpoint | None:
+def open_endpoint(
+    cluster: ClusterConfig, heartbeat_timeout: float, is_over: Callable[[], bool] = lambda: False
+) -> Endpoint | None:
     """Open this task's endpoint, if the task has a secret and takes part in training.
 
     Args:
         cluster: The cluster and this process's task.
-        heartbeat_timeout: Seconds of silence after which the chief counts a worker as lost.
+        heartbeat_timeout: Seconds of silence after which the chief counts a task as lost.
+        is_over: Returns whether the chief has ended, so that all tasks end.
 
     Raises:
         ConnectError: This task cannot listen on its address.
@@ -327,7 +438,7 @@ def open_endpoint(cluster: ClusterConfig, heartbeat_timeout: float) -> Endpoint 
     if task.type == "ps":
         endpoint = ServerEndpoint(cluster.training(), secret, heartbeat_timeout)
     else:
-        endpoint = WorkerEndpoint(cluster.training(), secret)
+        endpoint = WorkerEndpoint(cluster.training(), secret, heartbeat_timeout, is_over)
     for name in _OF_SERVERS if task.type == "ps" else _OF_WORKERS:
         register(named(name), getattr(endpoint, name))
     return endpoint

@@ -15,6 +15,7 @@ import tensorflow as tf
 from fuzzing import manifest_of
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.health_checks import answering_health_checks
 from tfdist.transport import shared_memory as shared
 from tfdist.transport import worker_and_ps_ends
 from tfdist.transport.authentication import Proofs
@@ -31,7 +32,7 @@ by_memory = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def no_time_to_end(monkeypatch):
-    monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_END", 0.01)
+    monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_BE_GONE", 0.01)
 
 
 @pytest.fixture
@@ -313,16 +314,94 @@ def test_asynchronous_workers_that_are_silent_leave_the_servers_threads_to_the_o
         worker.close()
 
 
-@pytest.mark.parametrize("is_in_step", [True, False])
-def test_an_asynchronous_worker_that_a_server_has_cut_has_time_to_end(ends, is_in_step, monkeypatch):
-    server, worker, _, addresses = ends
-    slept = []
-    monkeypatch.setattr(worker_and_ps_ends.time, "sleep", slept.append)
-    ticket = worker.begin(addresses)
+class Ended(Exception):
+    """The process has ended, in these tests."""
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Return the errors with which this process would have ended."""
+    errors = []
+
+    def end(error):
+        errors.append(str(error))
+        raise Ended
+
+    monkeypatch.setattr(worker_and_ps_ends, "end_process", end)
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("is_in_step", "is_there", "is_over"),
+    [(True, True, False), (False, True, False), (False, False, False), (False, True, True)],
+    ids=["in step", "asynchronous", "asynchronous, and the server is gone", "asynchronous, at the end"],
+)
+def test_an_asynchronous_worker_that_a_server_has_cut_ends(cluster, ended, is_in_step, is_there, is_over):
+    server = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
+    worker = WorkerEndpoint(cluster.with_task("worker", 0), SECRET, is_over=lambda: is_over)
+    form = manifest(np.zeros(3), is_in_step=is_in_step)
+    expected = Ended if not is_in_step and is_there and not is_over else ExchangeError
+    with answering_health_checks(cluster.address(("ps", 0))) if is_there else contextlib.nullcontext():
+        ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}))
+        server.close()
+        for exchange in (worker.receive, worker.hand_over):
+            with pytest.raises(expected):
+                exchange(form, ticket)
+    worker.close()
+    assert len(ended) == (2 if expected is Ended else 0)
+    if ended:
+        assert f"worker:0 at {cluster.address(('worker', 0))}: has no connection to a ps any more" in ended[0]
+
+
+def test_an_asynchronous_worker_that_computes_notices_that_a_server_has_cut_it(cluster, ended):
+    server = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
+    worker, has_ended = WorkerEndpoint(cluster.with_task("worker", 0), SECRET), threading.Event()
+    worker._end_without = lambda server, why: ended.append((server, why)) or has_ended.set()
+    worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}, is_in_step=False))
     server.close()
-    with pytest.raises(ExchangeError, match="gone"):
-        worker.receive(manifest(np.zeros(3), is_in_step=is_in_step), ticket)
-    assert (worker_and_ps_ends._SECONDS_TO_END in slept) == (not is_in_step)
+    assert has_ended.wait(20)
+    worker.close()
+    worker._watch.join(20)
+    assert ended == [(0, f"ps:0 at {cluster.address(('ps', 0))} is gone: the connection is broken")]
+
+
+def test_an_asynchronous_worker_that_cannot_connect_to_a_server_that_is_there_ends(cluster, ended):
+    worker = WorkerEndpoint(cluster.with_task("worker", 0), SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = {0: closed.getsockname()}
+    with answering_health_checks(cluster.address(("ps", 0))):
+        with pytest.raises(Ended):
+            worker.begin(written_addresses(nowhere, is_in_step=False))
+        with pytest.raises(ExchangeError, match="cannot be reached"):
+            worker.begin(written_addresses(nowhere))
+        assert b"cannot be reached" in worker.connect(written_addresses(nowhere, is_in_step=False))
+    worker.close()
+
+
+@pytest.mark.parametrize("what", ["ends", "connects again", "is in step"])
+def test_a_server_keeps_its_error_until_an_asynchronous_worker_has_ended(cluster, pool, what, monkeypatch):
+    monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_BE_NOTICED", 0.01)
+    server = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
+    worker = WorkerEndpoint(cluster.with_task("worker", 0), SECRET)
+    addresses = written_addresses({0: ("127.0.0.1", int(server.listen(b"")))})
+    form = manifest(np.zeros(3), is_state=False, is_in_step=what == "is in step")
+    with answering_health_checks(cluster.address(("worker", 0))):
+        waiting = pool.submit(server.receive, form, worker.begin(addresses))
+        time.sleep(0.1)
+        worker.close()
+        if what != "is in step":
+            with pytest.raises(TimeoutError):
+                waiting.result(1)
+        if what == "connects again":
+            again = WorkerEndpoint(cluster.with_task("worker", 0), SECRET)
+            again.begin(addresses)
+            again.close()
+        if what != "ends":
+            with pytest.raises(ExchangeError):
+                waiting.result(20)
+    with pytest.raises(ExchangeError):
+        waiting.result(20)
+    server.close()
 
 
 WIDTHS = {"bfloat16": 2**-8, "float16": 2**-11}
