@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -106,7 +106,7 @@ def requested(
         job = replace(_job_of_config(config, set, folder), address=address)
     if earlier:
         job = replace(job, run=earlier.name)
-    return engine, job, options_of([*sbatch, *option])
+    return engine, job, options_of([*sbatch, *option], getattr(engine, "repeatable", ()))
 
 
 class _EarlierRun(NamedTuple):
@@ -186,15 +186,22 @@ def submission_of(words: Sequence[str]) -> tuple[Engine, Submission]:
     return find_engine(handle.engine), find_submission(handle)
 
 
-def options_of(texts: Sequence[str]) -> Mapping[str, str]:
-    """Return the options that --sbatch and --option give as name=value, or as a name alone."""
-    options = {}  # of an option that is given again, the last value counts
+def options_of(texts: Sequence[str], repeatable: Collection[str] = ()) -> Mapping[str, str]:
+    """Return the options that --sbatch and --option give as name=value, or as a name alone.
+
+    Those that are repeatable are lists of lines.
+    """
+    options: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if not name:
             expected = "an option and its value, such as partition=gpu"
             raise ConfigError("--sbatch, --option", expected=expected, received=shown(text))
-        options[name.removeprefix("--")] = value
+        name = name.removeprefix("--")
+        if name in options and name not in repeatable:
+            received = f"{shown(options[name])} and {shown(value)}"
+            raise ConfigError(f"--option {name}", expected="one value", received=received)
+        options[name] = f"{options[name]}\n{value}" if name in options else value
     return options
 
 

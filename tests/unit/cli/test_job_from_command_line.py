@@ -119,6 +119,14 @@ def test_a_run_is_resumed_by_its_folder_or_address(queue, config, tmp_path, monk
             submit.main(["queue"], config=str(config), resume=wrong)
 
 
+def test_an_option_counts_once_but_lines_of_a_list_are_joined(queue, config, monkeypatch):
+    with pytest.raises(ConfigError, match=r"^--option gpus: expected one value, received '1' and '2'"):
+        submit.main(["queue"], config=str(config), option=["gpus=1", "--gpus=2"])
+    monkeypatch.setattr(queue, "repeatable", ("setup",), raising=False)
+    submit.main(["queue"], config=str(config), option=["setup=a=1", "setup=b"])
+    assert queue.jobs[-1][1] == {"setup": "a=1\nb"}
+
+
 def test_a_job_without_a_record_is_named(queue, config, tmp_path, capsys):
     (tmp_path / "state").touch()  # so that no folder can be made there
     submit.main(["queue"], config=str(config))

@@ -5,6 +5,7 @@ start the job again when it ends with 138. Slurm waits for about two minutes bef
 """
 
 import functools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -35,12 +36,25 @@ _STATES = {
     "CANCELLED": State.CANCELLED,
 }
 
+# The variables of sbatch, after SBATCH_, whose names are not those of the options.
+_VARIABLES = {
+    "array": "ARRAY_INX",
+    "cpu-freq": "CPU_FREQ_REQ",
+    "mem": "MEM_PER_NODE",
+    "switches": "REQ_SWITCH",
+    "time": "TIMELIMIT",
+    "verbose": "DEBUG",
+}
+_EXCLUDING = ({"mem", "mem-per-cpu", "mem-per-gpu"}, {"requeue", "no-requeue"})  # options that do each other
+_OF_THE_SITE = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"}
+
 
 class Slurm:
     """Slurm's sbatch, scontrol and scancel."""
 
     name = "slurm"
     takes_addresses = True  # of an object store, for runs
+    repeatable = ("setup",)
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script for sbatch."""
@@ -48,7 +62,8 @@ class Slurm:
 
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the script to sbatch."""
-        answer = _slurm("sbatch", "--parsable", text=self.render(job, options))
+        script = self.render(job, options)
+        answer = _slurm("sbatch", "--parsable", text=script, environ=_environ_for(script))
         match = re.search(r"^(\d+)(?:;(\S+))?$", answer, re.MULTILINE)  # a site's own sbatch may say more
         if match is None:
             raise ConfigError("sbatch --parsable", expected="the number of the job", received=shown(answer))
@@ -98,14 +113,32 @@ class _NoSuchJobError(TfdistError, LookupError):
     """Slurm does not know a job of this number."""
 
 
-def _slurm(*words: str, text: str | None = None) -> str:
+def _environ_for(script: str) -> dict[str, str]:
+    """Return the environment in which sbatch heeds the script, and the job is none of this shell's.
+
+    Variables of sbatch come before the options in the script. Those of the job in which this process may run
+    would go to the new one, whose tasks and srun would take them for their own.
+    """
+    options = set(re.findall(r"^#SBATCH --([a-z0-9-]+)", script, re.MULTILINE))
+    for excluding in _EXCLUDING:
+        options |= excluding if options & excluding else set()
+    names = {_VARIABLES.get(option, option.upper().replace("-", "_")) for option in options}
+    hidden = {f"SBATCH_{name}" for name in names}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and (name in _OF_THE_SITE or not name.startswith("SLURM_"))
+    }
+
+
+def _slurm(*words: str, text: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """Run a command of Slurm's; return its output.
 
     Raises:
         ConfigError: There is no such command, or it refuses what it is asked for.
     """
     remedy = "Type this on a machine of the site from which jobs are submitted"
-    done = run_client(words, "slurm", remedy, text=text)
+    done = run_client(words, "slurm", remedy, text=text, environ=environ)
     if done.returncode:
         message = one_line(done.stderr).removeprefix(f"{words[0]}: error: ")
         if "Invalid job id" in message:

@@ -4,6 +4,7 @@ The lines of batch.sh, which are the same in every job, follow what depends on t
 """
 
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfdist.engines.job_description import SHELL_CONFIG, Job, shell_command
-from tfdist.engines.options_into_section import by_role
+from tfdist.engines.options_into_section import by_role, with_options
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.send_reports import SAVED_STEP
+from tfdist.trainer.sections.engine import SlurmSection
 
 _CORES_OPTION = "cpus-per-task"
 _NO_REQUEUE = "no-requeue"
@@ -32,11 +34,11 @@ class _Component(NamedTuple):
 
 def batch_script(job: Job, options: Mapping[str, str]) -> str:
     """Return the script of a job, with options of sbatch: what depends on the job, and then batch.sh."""
-    components = list(_components(job, options))
+    section, options = _with_options(job.section.slurm, options)
+    components = list(_components(job, section, options))
     if job.run and any("array" in component.options for component in components):
         problem = "is not supported with a job array, each of whose jobs has a run of its own"
         raise ConfigError("--resume", problem, remedy="Leave out the option array")
-    section = job.section.slurm
     python = section.python or sys.executable
     words = job.words(python=python, run_dir=job.shell_place, config=SHELL_CONFIG)
     may_requeue = not any(_NO_REQUEUE in component.options for component in components)
@@ -83,9 +85,19 @@ def _config(job: Job) -> Iterator[str]:
     yield f"(umask 077 && cat > {SHELL_CONFIG}) << '{end}' || exit 2\n{text}\n{end}"
 
 
-def _components(job: Job, options: Mapping[str, str]) -> Iterator[_Component]:
+def _with_options(section: SlurmSection, options: Mapping[str, str]) -> tuple[SlurmSection, dict[str, str]]:
+    """Return the section with those options that are its own keys, and the rest, which are for sbatch."""
+    own = {*SlurmSection.__struct_fields__} - {"sbatch"}
+    of_section = {name: text for name, text in options.items() if name.partition(".")[0] in own}
+    rest = {name: text for name, text in options.items() if name not in of_section}
+    if "setup" in of_section:
+        of_section["setup"] = json.dumps([*section.setup, *of_section["setup"].split("\n")])
+    return with_options(section, of_section), rest
+
+
+def _components(job: Job, section: SlurmSection, options: Mapping[str, str]) -> Iterator[_Component]:
     """Yield the components of the job; options such as `worker:partition` are for the tasks of one role."""
-    common, own = by_role({**job.section.slurm.sbatch_options(), **options}, job.counts, "--sbatch")
+    common, own = by_role({**section.sbatch_options(), **options}, job.counts, "--sbatch")
     for values in (common, *own.values()):
         for name, value in values.items():
             _check_option("--sbatch", name, value)

@@ -29,6 +29,7 @@ class Ssh(background.BackgroundEngine):
     """OpenSSH's client."""
 
     name = "ssh"
+    repeatable = ("setup",)
 
     def render(self, job: Job, options: Mapping[str, str]) -> str:
         """Return the script that runs the client in the foreground, with its plan."""
@@ -91,7 +92,7 @@ def _section(job: Job, options: Mapping[str, str]) -> SshSection:
         if name.rpartition(":")[2] == "hosts":
             values[name] = json.dumps([host for host in text.split(",") if host], ensure_ascii=False)
         elif name == "setup":
-            values[name] = json.dumps([*job.section.ssh.setup, text], ensure_ascii=False)
+            values[name] = json.dumps([*job.section.ssh.setup, *text.split("\n")], ensure_ascii=False)
     section = with_options(job.section.ssh, values, _path_of, job.counts)
     for name, value in section.options.items():
         if not re.fullmatch(r"[A-Z][A-Za-z0-9]+", name) or not str(value).isprintable() or value == "":

@@ -40,6 +40,24 @@ def test_the_number_of_a_job_is_found_in_what_sbatch_prints(answers, tmp_path, a
     assert str(Slurm().submit(job(tmp_path), {}).handle) == handle
 
 
+def test_the_script_decides_whatever_the_variables_of_the_shell_say(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nenv | grep '^S[BL]' > $0.env; echo 7\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    (tmp_path / "scontrol").write_text("#!/bin/bash\necho ClusterName = here\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    kept = {"SBATCH_PARTITION": "main", "SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "here"}
+    of_the_script = ("OUTPUT", "JOB_NAME", "SIGNAL", "TIMELIMIT", "MEM_PER_CPU", "NO_REQUEUE")
+    of_a_job = ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_JOB_ID")
+    for name, value in {**kept, **{f"SBATCH_{name}": "1" for name in of_the_script}}.items():
+        monkeypatch.setenv(name, value)
+    for name in of_a_job:
+        monkeypatch.setenv(name, "1")
+    Slurm().submit(job(tmp_path), {"time": "60", "mem": "1G"})
+    got = dict(line.split("=", 1) for line in (tmp_path / "sbatch.env").read_text().splitlines())
+    assert got == kept
+
+
 def test_an_sbatch_that_prints_no_number_is_one_line(answers, tmp_path):
     answers(**{"sbatch_--parsable": "queued\n"})
     message = r"^sbatch --parsable: expected the number of the job, received 'queued"

@@ -92,6 +92,18 @@ def test_options_of_the_step_and_the_interpreter_of_a_container():
         Slurm().render(job(srun={"-l": ""}), {})
 
 
+def test_keys_of_the_section_are_options_too():
+    options = {"setup": "module load a\nmodule load b", "python": "py 3", "restarts": "2", "srun.label": ""}
+    script = Slurm().render(job(PYTHON, setup=["first"]), {**options, "partition": "gpu"})
+    assert "\nfirst\nmodule load a\nmodule load b\n" in script
+    assert "\ncommand=('py 3')\n" in script
+    assert "\nmost_restarts=2\n" in script
+    assert "srun --kill-on-bad-exit=0 --label " in script
+    assert directives(script)[-1] == "--partition=gpu"
+    with pytest.raises(ConfigError, match="--option restarts=x"):
+        Slurm().render(job(), {"restarts": "x"})
+
+
 def test_a_component_gets_its_own_cores_for_each_task():
     script = Slurm().render(job(), {"worker:cpus-per-task": "8", "mem": "1G"})
     [step] = re.findall(r"^ *srun .*$", script, re.MULTILINE)

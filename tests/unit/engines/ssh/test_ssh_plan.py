@@ -67,10 +67,12 @@ def test_tasks_are_dealt_to_the_hosts_in_turn(hosts, options, wanted):
 @needs_ssh
 def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
     section = {"hosts": HOSTS, "options": {"Port": 1, "User": "x"}, "setup": ["a"], "folder": "/there"}
-    made = plan_of(job(**section), {"Port": "2022", "HostName": "10.0.0.7", "restarts": "0", "setup": "é😀"})
+    made = plan_of(
+        job(**section), {"Port": "2022", "HostName": "10.0.0.7", "restarts": "0", "setup": "é😀\nb"}
+    )
     assert made.ssh[:2] == ["ssh", "-oBatchMode=yes"]
     assert {"-oPort=2022", "-oUser=x"} < set(made.ssh)
-    assert (made.restarts, made.setup, made.runs) == (0, ["a", "é😀"], "/there/runs")
+    assert (made.restarts, made.setup, made.runs) == (0, ["a", "é😀", "b"], "/there/runs")
     assert set(made.addresses.values()) == {"10.0.0.7"}  # by which ssh itself would reach them
     one = job(**section)
     monkeypatch.chdir(tmp_path)  # the folder of runs is not in it
