@@ -61,3 +61,20 @@ def test_a_config_names_them_and_a_softmax_is_recognised(name, tmp_path, cache):
     scores = exported(image=tf.constant(np.array(images)), key=keys)["scores"].numpy()
     loss = -np.log(scores[np.arange(len(labels)), labels]).mean()
     assert report["test"]["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("build", ["build_without_input", "build_subclassed", "build_with_own_steps"])
+def test_a_model_that_makes_its_variables_when_it_is_called_is_exported(build, tmp_path, cache):
+    words = ["--config", CONFIGS / "local.yaml", "--set=data.name=digits", "--run_dir", tmp_path / "run"]
+    words += [f"--set=model={{name: own_objects:{build}}}"]
+    environ = {
+        "TFDIST_CACHE_DIR": str(cache),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(UNIT), os.environ.get("PYTHONPATH")))),
+    }
+    checked = tfdist_forked("train", *words, "--dry_run", **environ)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "7,850 parameters" in checked.stdout
+    ended = tfdist_forked("train", *words, "--smoke", **environ)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert Path(report["export"], "saved_model.pb").exists()

@@ -67,8 +67,6 @@ def sizes_of(model: Any, data: Data, config: Config, examples: int, memory: tupl
     """
     private, libraries = memory
     image, label = data.train(examples, augment=config.data.augment).element_spec
-    if not model.built:
-        model(tf.zeros((1, *image.shape[1:]), image.dtype))
     traced = _traced(model, image)
     return ModelSizes(
         variables=tuple(_variables(model, traced.rows)),

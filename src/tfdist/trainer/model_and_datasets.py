@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_versions import build_for
 from tfdist.datasets.open_data import Data, DataRequest
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
@@ -17,6 +18,7 @@ from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
+from tfdist.training.keras.model_checks import has_own
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.workers.steps_per_call import StepsPerCall
 
@@ -89,8 +91,15 @@ def steps_per_call(config: Config, data: Data, model: Any, *, workers: int) -> S
 
 
 def build_model(config: Config, data: Data) -> Any:
-    """Build the model for the data's images and classes."""
-    return build(config.model.name, data.image_shape, len(data.classes), **config.model.options)
+    """Build the model for the data's images and classes, with its variables.
+
+    In a strategy's scope, a model that makes its variables when it is called has none yet: a session, which
+    knows the strategy, makes them.
+    """
+    model = build(config.model.name, data.image_shape, len(data.classes), **config.model.options)
+    if not model.built and not tf.distribute.has_strategy():
+        model(tf.zeros((1, *data.image_shape), tf.uint8))
+    return model
 
 
 def find_outputs(config: Config, data: Data) -> Outputs:
@@ -119,7 +128,11 @@ def initial_model(
     outputs = find_outputs(config, data) if outputs is None else outputs
     tf.keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
-        return compiled_model(config, data, outputs)
+        model = compiled_model(config, data, outputs)
+        if has_own(model, "train_step") and has_own(model, "test_step"):
+            # A session leaves such a model to its steps, because they may call it with something else.
+            build_for(model, tf.TensorSpec((None, *data.image_shape), tf.uint8))
+    return model
 
 
 @dataclass(frozen=True)
