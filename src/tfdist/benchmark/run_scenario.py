@@ -39,7 +39,7 @@ def run(bench: Bench, scenario: Scenario) -> Sample:
         cores=own_cores()[: scenario.cores],
         gpus=own_gpus()[: scenario.gpus],
         pin=scenario.pin,
-        network_isolation=bench.settings.config.launch.network_isolation,
+        network_isolation=bench.settings.network_isolation(),
         loads_once=True,
     )
     return Sample([msgspec.convert(values, Record) for values in trial.written.values()], trial.outside)

@@ -13,12 +13,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tfdist._utils.check_and_expand_paths import absolute_path
 from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.readable_text import duration, short_path
-from tfdist._utils.write_files import claimed_run_folder, path_or_address, stamped_run_folder
+from tfdist._utils.write_files import claimed_run_folder, stamped_run_folder
 from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._flags_from_signature import (
     Changes,
@@ -41,9 +41,6 @@ from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, config_text, plan_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
-
-if TYPE_CHECKING:
-    from tfdist.launcher.launch_tasks import NetworkIsolation
 
 # A run of seconds with two evaluations, two checkpoints and the export.
 _SMOKE = (
@@ -162,7 +159,9 @@ def _launch(
         )
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     section = settings.config.launch
-    isolation = _network_isolation(settings, folder)
+    isolation = settings.network_isolation(is_run_elsewhere=bool(folder.copies))
+    if folder.copies:
+        _check_address(folder)
     prepare_data(settings)
     name = strategy_name(settings.config.strategy.name, cluster)
     metrics = settings.config.metrics
@@ -194,27 +193,18 @@ def _launch(
         _print_report(folder)
 
 
+def _check_address(folder: RunFolder) -> None:
+    load_tensorflow_quietly()
+    from tfdist.trainer.remote_run_folder import check_address  # loads TensorFlow, whose file systems it uses
+
+    check_address(folder)
+
+
 def _command_of_tasks(settings: Settings, changes: Sequence[str], folder: RunFolder) -> list[str]:
     words = [sys.executable, "-m", "tfdist.train", "--config", settings.path]
     if folder.is_one_folder:  # otherwise the tasks find the same folders in their environment
         words += ["--run_dir", folder.place]
     return [*words, *(f"--set={change}" for change in changes)]
-
-
-def _network_isolation(settings: Settings, folder: RunFolder) -> "NetworkIsolation":
-    """Return the network isolation, with which tasks must reach an object store; check the run's address."""
-    wanted = settings.config.launch.network_isolation
-    if not folder.copies and isinstance(path_or_address(settings.config.data.name, "data.name"), Path):
-        return wanted
-    if wanted == "always":
-        problem = "is 'always', but the tasks must reach the object store of the run or of its data"
-        remedy = "Set it to 'never', or use folders of this machine"
-        raise ConfigError(f"{settings.path}: launch.network_isolation", problem, remedy=remedy)
-    load_tensorflow_quietly()
-    from tfdist.trainer.remote_run_folder import check_address  # loads TensorFlow, whose file systems it uses
-
-    check_address(folder)
-    return "never"
 
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen: ScreenOptions) -> None:

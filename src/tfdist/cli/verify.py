@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tfdist.trainer.equivalence import Difference
 
 _log = logging.getLogger("tfdist")
-_ALONE = ["--set=cluster={}", "--set=strategy={name: one_device}"]
+_ALONE = ["--set=cluster={}", "--set=strategy={name: one_device}", "--set=communication={}"]
 _SECONDS = 1800
 
 
@@ -90,6 +90,7 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
                 cluster,
                 [*words, f"--record={together}"],
                 run_dir=folder / "run",
+                network_isolation=settings.network_isolation(),
                 loads_once=True,
                 stream=output,
             )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from tfdist._utils.check_and_expand_paths import exists
 from tfdist._utils.config_key_types import Named
 from tfdist._utils.read_yaml_and_json import Document, decode, read_yaml, read_yaml_file
+from tfdist._utils.write_files import path_or_address
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
@@ -108,6 +109,21 @@ class Settings:
             place = self.document.source.inside("train").at("until_accuracy")
             problem = "is not supported with an evaluator, whose results come after training has continued"
             raise ConfigError(place, problem, remedy="Leave one of the two out")
+
+    def network_isolation(self, *, is_run_elsewhere: bool = False) -> Literal["auto", "always", "never"]:
+        """Return launch.network_isolation; never, if the run or its data are in an object store.
+
+        Raises:
+            ConfigError: It is `always`, with which the tasks do not reach the store.
+        """
+        wanted, data = self.config.launch.network_isolation, self.config.data.name
+        if not is_run_elsewhere and isinstance(path_or_address(data, "data.name"), Path):
+            return wanted
+        if wanted == "always":
+            problem = "is 'always', but the tasks must reach the object store of the run or of its data"
+            remedy = "Set it to 'never', or use folders of this machine"
+            raise ConfigError(f"{self.path}: launch.network_isolation", problem, remedy=remedy)
+        return "never"
 
     def check_elastic(self, cluster: ClusterConfig) -> None:
         """Raise ConfigError if the file asks for elastic training where it is not supported."""

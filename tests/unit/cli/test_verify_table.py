@@ -1,11 +1,15 @@
-"""The table of `tfdist verify` on a terminal of 80 columns."""
+"""`tfdist verify`: how it starts its processes, and its table on a terminal of 80 columns."""
 
+import contextlib
 import io
 
 import pytest
 from rich.console import Console
 
 from tfdist.cli import verify
+from tfdist.cluster.config import ClusterConfig
+from tfdist.strategies.factory import check_strategy
+from tfdist.trainer.config import read_config
 from tfdist.trainer.equivalence import Difference
 
 
@@ -21,3 +25,27 @@ def test_no_number_is_cut(monkeypatch, worst):
     assert row.split()[:4] == ["10", "0.002303102903", "2.303102903", f"{worst:.1e}"]
     assert row.split()[-1] == "1.0e-10"
     assert max(map(len, lines[:-1])) <= 80  # the last one is a sentence
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "cluster: {worker: 2}\nstrategy: {name: multi_worker_mirrored}\n"
+        "communication: {implementation: tcp, dtype: bfloat16}\nlaunch: {network_isolation: never}\n"
+    )
+    return path
+
+
+def test_one_process_trains_what_a_cluster_that_communicates_trains(config):
+    alone = read_config(config, [word.removeprefix("--set=") for word in verify._ALONE]).config
+    assert check_strategy(ClusterConfig(), **alone.strategy_options(ClusterConfig())) == "one_device"
+
+
+def test_its_cluster_is_isolated_as_the_config_says(config, monkeypatch):
+    launched = {}
+    monkeypatch.setattr(verify, "_run", lambda words: None)
+    monkeypatch.setattr("tfdist.launcher.launch_tasks.launch", lambda *_, **options: launched.update(options))
+    with contextlib.suppress(FileNotFoundError):  # nothing has trained
+        verify.main(str(config))
+    assert launched["network_isolation"] == "never"

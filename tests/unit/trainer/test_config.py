@@ -137,3 +137,25 @@ def test_the_text_of_a_config_has_only_the_engines_that_it_sets(tmp_path):
     assert "kubernetes" not in text
     (tmp_path / "x.yaml").write_text("train: {steps: 2}")
     assert "engine" not in config_text(read_config(tmp_path / "x.yaml").config)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_run_elsewhere", "wanted", "expected"),
+    [
+        ("digits", False, "auto", "auto"),
+        ("digits", False, "always", "always"),
+        ("digits", True, "auto", "never"),
+        ("s3://bucket/photos", False, "auto", "never"),
+        ("s3://bucket/photos", False, "always", None),
+    ],
+)
+def test_tasks_that_must_reach_an_object_store_are_not_isolated(
+    tmp_path, data, is_run_elsewhere, wanted, expected
+):
+    (tmp_path / "x.yaml").write_text(f"data: {{name: '{data}'}}\nlaunch: {{network_isolation: {wanted}}}")
+    settings = read_config(tmp_path / "x.yaml")
+    if expected is not None:
+        assert settings.network_isolation(is_run_elsewhere=is_run_elsewhere) == expected
+        return
+    with pytest.raises(ConfigError, match="must reach the object store"):
+        settings.network_isolation(is_run_elsewhere=is_run_elsewhere)
