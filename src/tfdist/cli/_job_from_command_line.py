@@ -146,6 +146,8 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
     settings = read_config(config, changes)
     cluster = settings.cluster_for_scheduler()
     settings.check_elastic(cluster)
+    if settings.config.checkpoint.resume == "never":  # each job has a folder of its own, and restarts in it
+        changes = [*changes, "checkpoint.resume=auto"]
     for name in settings.config.engine.plugins:
         if name not in (names := engine_names()):
             raise ConfigError(

@@ -12,6 +12,8 @@ from tfdist._utils import stop_signal_names
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher.share_cores_and_gpus import Cores
 
+# The variable of all tasks of a launch, also of those that it starts again: their checkpoints are its own.
+START = "TFDIST_START"
 LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks of a launch
 # The variable with the secret that only the tasks of a launch know.
 SECRET = "TFDIST_SECRET"  # noqa: S105

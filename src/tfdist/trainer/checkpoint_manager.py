@@ -1,6 +1,7 @@
 """Save the checkpoints of a run, and find the one from which it resumes after a stop."""
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import numpy as np
 
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.environment import START
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.starts_and_lost_steps import RunHistory
@@ -52,6 +54,7 @@ class _Facts(msgspec.Struct):
     is_stopped: bool = False
     is_pending: bool = False
     callbacks: CallbackFacts = msgspec.field(default_factory=CallbackFacts)
+    start: str = ""  # the mark of the launch that has written it
 
 
 class CheckpointManager:
@@ -65,6 +68,7 @@ class CheckpointManager:
     def __init__(self, context: RunContext) -> None:
         config, data = context.config, context.data
         self._folder, self._config = context.folder.checkpoints, config
+        self._start = os.environ.get(START, "")
         self._place, self._remote = context.folder.shown(self._folder), context.remote
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self.writer = CheckpointWriter(background=config.checkpoint.background)
@@ -119,7 +123,8 @@ class CheckpointManager:
         return step
 
     def _check(self, found: Checkpoint, facts: _Facts) -> None:
-        if self._config.checkpoint.resume == "never" and self.newest_step is None:
+        is_own = self.newest_step is not None or (facts.start != "" and facts.start == self._start)
+        if self._config.checkpoint.resume == "never" and not is_own:
             problem = f"already has a checkpoint of step {found.step}, and checkpoint.resume is never"
             remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
             raise ConfigError(self._place, problem, remedy=remedy)
@@ -202,6 +207,7 @@ class CheckpointManager:
                 is_stopped=is_stopped,
                 is_pending=is_pending,
                 callbacks=callbacks or CallbackFacts(),
+                start=self._start,
             )
         )
         keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
@@ -215,7 +221,9 @@ class CheckpointManager:
 
 def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """Raise ConfigError if the config differs from what was trained, with the first difference."""
-    earlier = values_without_secrets(earlier)  # older versions of tfdist stored secrets, too
+    earlier = dict(values_without_secrets(earlier))  # older versions of tfdist stored secrets, too
+    if earlier.get("data.fingerprint") == trained["data.fingerprint"]:  # the same data, in another place
+        earlier["data.name"] = trained["data.name"]
     for name in {**earlier, **trained}:
         before, value = earlier.get(name), trained.get(name)
         if before != value:

@@ -75,6 +75,12 @@ def test_a_config_is_submitted_and_looked_after_by_its_handle(queue, config, tmp
     assert [str(submission.handle) for submission in queue.cancelled] == ["queue://here/7"]
 
 
+def test_a_job_whose_tasks_are_started_again_resumes_in_its_own_folder(queue, config):
+    submit.main(["queue"], config=str(config), set=["checkpoint.resume=never"])
+    [(job, _)] = queue.jobs
+    assert job.command[-2:] == ("--set=checkpoint.resume=never", "--set=checkpoint.resume=auto")
+
+
 def test_an_address_of_an_object_store_is_for_engines_that_take_one(queue, config, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"^--run_dir: expected a path of this machine, received 'gs://b/x'"

@@ -75,6 +75,7 @@ def test_a_forked_task_is_like_one_that_was_started(here, nothing_left):  # noqa
             "TFDIST_NOTE",
             "TFDIST_PROGRESS",
             "TFDIST_SECRET",
+            "TFDIST_START",
             "TFDIST_TASK",
             "TMPDIR",
         )

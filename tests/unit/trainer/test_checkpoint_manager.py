@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoints.checkpoint import list_steps
 
 
-def manager_of(folder, text, cache):
+def manager_of(folder, text, cache, **data_fields):
     config = folder / "x.yaml"
     config.write_text(text)
-    strategy, data = tf.distribute.get_strategy(), open_data("digits", cache_dir=cache)
+    strategy = tf.distribute.get_strategy()
+    data = replace(open_data("digits", cache_dir=cache), **data_fields)
     context = RunContext(
         read_config(config).config,
         ClusterConfig(),
@@ -71,3 +73,27 @@ def test_the_best_checkpoint_is_kept_among_those_that_were_evaluated(tmp_path, c
     ):
         manager.save(step, {"a": np.zeros(2)}, results)
     assert list_steps(tmp_path / "checkpoints") == [4, 9]
+
+
+@pytest.mark.parametrize(("earlier", "now", "is_own"), [("", "", False), ("a", "b", False), ("a", "a", True)])
+def test_never_to_resume_refuses_only_checkpoints_of_other_launches(
+    tmp_path, cache, monkeypatch, earlier, now, is_own
+):
+    text = "checkpoint: {resume: never}"
+    monkeypatch.setenv("TFDIST_START", earlier)
+    manager_of(tmp_path, text, cache).save(4, {"a": np.zeros(2)}, {})
+    monkeypatch.setenv("TFDIST_START", now)
+    if is_own:
+        assert manager_of(tmp_path, text, cache).find() == 4
+        return
+    with pytest.raises(ConfigError, match=r"step 4, and checkpoint\.resume is never"):
+        manager_of(tmp_path, text, cache).find()
+
+
+def test_the_fingerprint_decides_whether_the_data_are_the_same(tmp_path, cache):
+    manager_of(tmp_path, "{}", cache, name="/a/photos").save(4, {"a": np.zeros(2)}, {})
+    assert manager_of(tmp_path, "{}", cache, name="/b/photos").find() == 4
+    with pytest.raises(ConfigError, match=r"data\.name '/a/photos', but now it is '/b/photos'"):
+        manager_of(tmp_path, "{}", cache, name="/b/photos", fingerprint="0" * 12).find()
+    with pytest.raises(ConfigError, match=r"data\.fingerprint '[0-9a-f]{12}', but now it is '000000000000'"):
+        manager_of(tmp_path, "{}", cache, name="/a/photos", fingerprint="0" * 12).find()

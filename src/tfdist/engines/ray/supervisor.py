@@ -25,7 +25,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
 from tfdist.engines.ray.work import Work
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError, one_line
-from tfdist.launcher.environment import SECRET
+from tfdist.launcher.environment import SECRET, START
 from tfdist.launcher.launch_tasks import signals_to
 from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, RestartPolicy
 from tfdist.launcher.task_logs import task_log_path
@@ -74,7 +74,7 @@ class RayCluster:
             terminate=self._terminate,
         )
         self._group: Any = None  # Ray's placement group
-        self._cluster, self._secret = cluster, ""
+        self._cluster, self._secret, self._mark = cluster, "", os.urandom(8).hex()
         self._pending: dict[Any, tuple[_Member, Callable[[_Member, Any], None]]] = {}
         self._checkpoints = NewCheckpoints()
         self._told: int | None = None
@@ -191,6 +191,7 @@ class RayCluster:
             **self._work.variables,
             "TF_CONFIG": self._cluster.tf_config_json(*member.task),
             SECRET: self._secret,
+            START: self._mark,
         }
         start = Start(
             command=self._work.command,

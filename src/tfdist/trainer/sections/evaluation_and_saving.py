@@ -28,7 +28,10 @@ class CheckpointSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = False
     resume: Annotated[
         Literal["auto", "never"],
-        doc("auto resumes from the newest checkpoint of the run; with never, one is an error."),
+        doc(
+            "auto resumes from the newest checkpoint of the run; with never, one of an earlier command is an"
+            " error."
+        ),
     ] = "auto"
 
 
