@@ -71,6 +71,7 @@ def main(
 
 def _write(project: Project, folder: Path, force: bool) -> None:
     """Write the files, and print the commands to type next."""
+    project = project.placed_in(folder)
     files = {folder / name: text for name, text in project_files(project).items()}
     for path in files:
         if is_folder(path) or (exists(path) and not force):

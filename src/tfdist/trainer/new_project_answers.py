@@ -1,9 +1,10 @@
 """Decide what a new project is: the answers of `tfdist init`, their defaults, and the next commands."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class Project:
         hosts: The hosts for ssh.
         image: The image for Kubernetes.
         splits_cpu: Whether mirrored has no GPU here, and takes devices made of the CPU.
+        place: The path of the project from the folder in which its commands are typed; empty for the same.
     """
 
     where: str
@@ -89,6 +91,7 @@ class Project:
     hosts: tuple[str, ...] = ()
     image: str = ""
     splits_cpu: bool = False
+    place: str = ""
 
     @property
     def is_cluster(self) -> bool:
@@ -105,9 +108,45 @@ class Project:
         """Return the user's function that builds the model; empty for a model of tfdist."""
         return "model:build" if self.model == "own" else self.model if ":" in self.model else ""
 
+    @property
+    def package(self) -> str:
+        """Return the first part of the module of the user's own function, which exists already."""
+        return "" if self.model == "own" else self.function.partition(":")[0].partition(".")[0]
+
+    def placed_in(self, folder: Path) -> "Project":
+        """Return the project with paths that are right in a folder, which may not exist yet.
+
+        A function that is found from the current folder is not found from another one, so the commands are
+        to be typed here. Data have another path from there.
+        """
+        here = current_folder()
+        if here is None or folder.resolve() == here.resolve():
+            return self
+        if self.package and (exists(here / self.package) or exists(here / f"{self.package}.py")):
+            path, root = folder.resolve(), here.resolve()
+            return replace(self, place=str(path.relative_to(root) if path.is_relative_to(root) else folder))
+        is_name = self.data in (*_LIKE_MNIST, *_LIKE_CIFAR) or self.data.startswith(("/", "~"))
+        if is_name or not exists(self.data):
+            return self
+        data = os.path.relpath(here.resolve() / self.data, folder.resolve())
+        return replace(self, data=data if data.startswith("../") else f"./{data}")
+
+    @property
+    def copied(self) -> list[str]:
+        """Return what an image needs of the user's code, from the folder in which the commands are typed."""
+        if self.model == "own":
+            return ["model.py"]
+        if not self.place:
+            return []
+        return [self.package if exists(self.package) else f"{self.package}.py"]
+
+    def path(self, name: str) -> str:
+        """Return the path of a file of the project, as a word of its commands."""
+        return shlex.quote(f"{self.place}/{name}") if self.place else name
+
     def next_commands(self, folder: Path) -> list[str]:
         """Return the commands to type next, from the current folder to the one with the files."""
-        is_here = folder.resolve() == current_folder()
+        is_here = bool(self.place) or folder.resolve() == current_folder()
         images = self._image_commands() if self.where == "kubernetes" else []
         return [*([] if is_here else [f"cd {shlex.quote(str(folder))}"]), *images, *self.run_commands()]
 
@@ -115,19 +154,20 @@ class Project:
         """Return the commands that try the project, and then train."""
         if self.is_script:
             return self._script_commands()
-        check = "tfdist train --config train.yaml"
+        config = self.path("train.yaml")
+        check = f"tfdist train --config {config}"
         if self.where == "here":
             return [f"{check} --smoke    # a few steps, to try everything", check]
         return [
             f"{check} --dry_run    # checks everything",
-            f"tfdist submit {self.where} --config train.yaml",
+            f"tfdist submit {self.where} --config {config}",
         ]
 
     def script_command(self) -> str:
         """Return the command that runs the script as this project's tasks."""
         counts = f"--workers {self.workers if self.is_cluster else 1}{f' --ps {self.ps}' if self.ps else ''}"
         if self.where == "here":
-            return f"tfdist launch {counts} -- python script.py" if self.is_cluster else "python script.py"
+            return f"tfdist launch {counts} -- {self._script}" if self.is_cluster else self._script
         options = {
             "ssh": f" --option hosts={','.join(self.hosts)}",
             "kubernetes": f" --option image={self.image}",
@@ -135,13 +175,18 @@ class Project:
             "slurm": "",
         }[self.where]
         options += self._gpu_options() if self.strategy == "mirrored" else ""
-        return f"tfdist submit {self.where} {counts}{options} -- python script.py"
+        return f"tfdist submit {self.where} {counts}{options} -- {self._script}"
+
+    @property
+    def _script(self) -> str:
+        """Return the command of a task; Python searches the folder of a script, not the current one."""
+        return f"env PYTHONPATH=. python {self.path('script.py')}" if self.place else "python script.py"
 
     def _script_commands(self) -> list[str]:
-        if self.script_command() == "python script.py":
-            return ["python script.py"]
+        if self.script_command() == self._script:
+            return [self._script]
         is_alone_too = self.strategy != "parameter_server_sync"  # which needs its ps
-        alone = ["python script.py    # one process, to try it"] if is_alone_too else []
+        alone = [f"{self._script}    # one process, to try it"] if is_alone_too else []
         return [*alone, self.script_command()]
 
     def _gpu_options(self) -> str:
@@ -153,10 +198,14 @@ class Project:
         }.get(self.where, "")
 
     def _image_commands(self) -> list[str]:
-        config = "" if self.is_script else " --config train.yaml"
+        config = "" if self.is_script else f" --config {self.path('train.yaml')}"
+        copied = [f"COPY {name} /app/{name}" for name in self.copied]
+        if self.is_script:
+            script = f"{self.place}/script.py"
+            copied = [*copied, f"COPY {script} /app/{script}"] if self.place else ["COPY *.py /app/"]
         return [
             f"tfdist render dockerfile{config} -o Dockerfile",
-            *(["echo 'COPY *.py /app/' >> Dockerfile"] if self.is_script else []),
+            *(f"echo {shlex.quote(line)} >> Dockerfile" for line in copied if self.is_script),
             f"docker build -t {self.image} . && docker push {self.image}",
         ]
 

@@ -247,8 +247,9 @@ def _engine(project: Project) -> _Rows:
 
 def _kubernetes(project: Project, gpus: int) -> _Rows:
     copied: _Rows = []
-    if project.model == "own":
-        copied = [("dockerfile:", ""), (f"  copy: [{MODEL}]", "what `tfdist render dockerfile` adds")]
+    if project.copied:
+        names = ", ".join(map(_quoted, project.copied))
+        copied = [("dockerfile:", ""), (f"  copy: [{names}]", "what `tfdist render dockerfile` adds")]
     return [
         *copied,
         ("kubernetes:", ""),

@@ -185,3 +185,45 @@ def test_names_are_quoted_where_yaml_needs_it(folder):
     for data in ("yes", "1", "a: b", "é #x", "~/x", "'"):
         text = project_files(_project(where="slurm", data=data))["train.yaml"]
         assert yaml.safe_load(text)["data"]["name"] == data
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "expected"),
+    [
+        ("./photos", "mine", "../photos"),
+        ("photos", "mine", "../photos"),
+        ("./photos", "a/b", "../../photos"),
+        ("./photos", ".", "./photos"),
+        ("digits", "mine", "digits"),
+    ],
+)
+def test_a_path_of_data_is_right_in_the_folder_of_the_project(folder, capsys, data, place, expected):
+    (folder / "digits").mkdir()  # which is not what the name means
+    init.main([place], data=data, where="here")
+    name = read_config(folder / place / "train.yaml").config.data.name
+    assert name == expected
+    assert f"cd {place}\n" in capsys.readouterr().out or place == "."
+
+
+@pytest.mark.parametrize("data", ["digits", "script"])
+@pytest.mark.parametrize("where", ["here", "slurm", "kubernetes"])
+def test_a_function_of_the_users_own_is_found_by_the_commands(folder, capsys, data, where):
+    (folder / "my_package").mkdir()
+    (folder / "my_package" / "net.py").write_text("def make(image_shape, classes):\n    pass\n")
+    init.main(["my project"], data=data, where=where, model="my_package.net:make")
+    printed = capsys.readouterr().out.partition("Next:")[2]
+    commands = [shlex.split(line, comments=True) for line in printed.splitlines() if line.strip()]
+    assert not any(command[0] == "cd" for command in commands)
+    if data == "script":
+        script = ["env", "PYTHONPATH=.", "python", "my project/script.py"]
+        assert commands[-1][-4:] == script
+        assert (
+            where != "kubernetes"
+            or ["echo", "COPY my_package /app/my_package", ">>", "Dockerfile"] in commands
+        )
+        return
+    places = [command[command.index("--config") + 1] for command in commands if "--config" in command]
+    assert set(places) == {"my project/train.yaml"}
+    config = read_config(folder / places[0]).config
+    assert config.model.name == "my_package.net:make"
+    assert config.engine.dockerfile.copy == (["my_package"] if where == "kubernetes" else [])
