@@ -67,8 +67,9 @@ from tfdist.training.reports.software_and_devices import versions
 from tfdist.training.workers.exchange_numbers import wait_for_all
 
 _IMAGES_TO_CHECK = 16
-# Another order of sums may change the class of an image or two in ten thousand.
-_ACCURACY_TOLERANCE = 2e-3
+# Another order of sums may change the class of an image or two, also of few, and of some in ten thousand.
+_ACCURACY_TOLERANCE, _IMAGES_TOLERATED = 2e-3, 2
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)  # for a run in one process; a launcher handles them for others
 _log = logging.getLogger("tfdist")
 
 
@@ -248,7 +249,8 @@ def _check_answers(context: RunContext, run: Run, model: Any, outputs: Outputs, 
     run.show_answers(images, labels, answers)
     write_answers(context.folder.root / "report", images, labels, answers, probabilities, data.classes)
     here = float(np.mean(answers == labels))
-    if batches is None and abs(here - accuracy) > _ACCURACY_TOLERANCE:
+    allowed = max(_ACCURACY_TOLERANCE, (_IMAGES_TOLERATED + 0.5) / count)  # the accuracy has 32 bits
+    if batches is None and abs(here - accuracy) > allowed:
         problem = f"classifies {here:.4f} of the test images correctly, the trained model {accuracy:.4f}"
         raise TfdistError("the model to be exported", problem, remedy="Report it: this is a fault of tfdist")
 

@@ -1,0 +1,31 @@
+"""The model to be exported is compared with the one that was trained, by the classes of the test images."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tfdist.datasets.open_data import open_data
+from tfdist.errors import TfdistError
+from tfdist.trainer import run_task
+from tfdist.trainer.config import Config
+
+
+@pytest.mark.parametrize(("examples", "wrong", "is_allowed"), [(100, 2, True), (100, 3, False), (2000, 3, True), (2000, 5, False)])  # fmt: skip
+def test_an_image_or_two_may_be_of_another_class(tmp_path, cache, monkeypatch, examples, wrong, is_allowed):
+    data = open_data("digits", examples=(100, examples), cache_dir=cache)
+    answers = np.array(data.split("test").arrays()[1])
+    answers[:wrong] = (answers[:wrong] + 1) % 10
+    monkeypatch.setattr(run_task, "classify", lambda *_: (answers, np.ones((examples, 10))))
+    monkeypatch.setattr(run_task, "write_answers", lambda *_: None)
+    context = SimpleNamespace(config=Config(), data=data, folder=SimpleNamespace(root=tmp_path))
+    run = SimpleNamespace(show_answers=lambda *_: None)
+
+    def check():
+        run_task._check_answers(context, run, None, "logits", float(np.float32(1)))
+
+    if is_allowed:
+        check()
+    else:
+        with pytest.raises(TfdistError, match=r"^the model to be exported: classifies 0\.9"):
+            check()
