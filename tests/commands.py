@@ -169,7 +169,8 @@ def _become(
     for path, descriptor in ((output, 1), (errors, 2)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()  # a crash shows the stack of every thread
     faulthandler.register(SHOW_STACKS)  # and so does a test that has waited too long

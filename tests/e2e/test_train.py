@@ -235,18 +235,20 @@ def start_train(config, *arguments, output, **environ):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for tasks in /proc")
 @pytest.mark.parametrize(
-    ("name", "told", "status"),
+    ("name", "told", "status", "number"),
     [
-        ("local", None, 138),
-        pytest.param("mwms2w", None, 138, marks=pytest.mark.slow),
-        pytest.param("mwms2w", "worker:1", 0, marks=AGAIN),
-        pytest.param("ps2w-sync", None, 138, marks=AGAIN),
-        pytest.param("ps2w-sync", "ps:0", 0, marks=AGAIN),
-        pytest.param("ps2w-sync", "worker:1", 0, marks=AGAIN),
+        ("local", None, 138, signal.SIGTERM),
+        ("local", None, 138, signal.SIGINT),
+        pytest.param("local", None, 138, signal.SIGHUP, marks=AGAIN),
+        pytest.param("mwms2w", None, 138, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("mwms2w", "worker:1", 0, signal.SIGTERM, marks=AGAIN),
+        pytest.param("ps2w-sync", None, 138, signal.SIGTERM, marks=AGAIN),
+        pytest.param("ps2w-sync", "ps:0", 0, signal.SIGTERM, marks=AGAIN),
+        pytest.param("ps2w-sync", "worker:1", 0, signal.SIGTERM, marks=AGAIN),
     ],
 )
-def test_told_to_end_it_saves_everything(name, told, status, straight, tmp_path, cache):
-    """By SIGTERM to the launcher, or to one task, after which the launcher starts all of them again."""
+def test_told_to_end_it_saves_everything(name, told, status, number, straight, tmp_path, cache):
+    """By a signal to the launcher, or to one task, after which the launcher starts all of them again."""
     folder = tmp_path / "run"
     # Enough of them that they are not over before the notice is seen: a server and the chief look for it once a
     # second each.
@@ -260,12 +262,14 @@ def test_told_to_end_it_saves_everything(name, told, status, straight, tmp_path,
         while not (reached.exists() and int(reached.read_text() or 0) >= 3):
             assert running.poll() is None, (tmp_path / "told").read_text()
             time.sleep(0.02)
-        os.kill(proc.task_of(folder, told) if told else running.pid, signal.SIGTERM)
+        os.kill(proc.task_of(folder, told) if told else running.pid, number)
         assert running.wait(SECONDS) == status, (tmp_path / "told").read_text()
     finally:
         running.kill()
         running.wait()
     saved = sorted(int(each.name) for each in (folder / "checkpoints").iterdir() if each.name.isdigit())
+    said = "SIGINT: saving a checkpoint, then ending" in (tmp_path / "told").read_text()
+    assert said == (number == signal.SIGINT)
     if status:
         assert f"all is saved at step {saved[-1]} of {steps}" in (tmp_path / "told").read_text()
         assert train_config(name, *options, TFDIST_CACHE_DIR=cache).returncode == 0

@@ -127,7 +127,8 @@ def _command_to_continue_shown(
             words = ["tfdist", "train", "--config", config, *(f"--set={change}" for change in changes)]
             words += ["--smoke"] if smoke else []
             command = shlex.join([*words, "--run_dir", short_path(folder.place)])
-            print(f"tfdist: to continue this run: {command}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # somebody has closed the terminal
+                print(f"tfdist: to continue this run: {command}", file=sys.stderr)
         raise
 
 

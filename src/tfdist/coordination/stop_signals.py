@@ -1,6 +1,7 @@
 """Handle SIGTERM, with which schedulers announce that they soon take the machine away, and save the work.
 
-`stop_signals` names other signals that are handled alike.
+`stop_signals` names other signals that are handled alike. A process that is a whole run handles those of its
+terminal too: the first Ctrl-C saves, a second one interrupts.
 """
 
 import contextlib
@@ -23,9 +24,12 @@ class Notice:
 
     If there is nothing to save, the signal ends the process at once, by `Preempted`. Code that has
     something to save defers the end, and reads `is_received` when it can.
+
+    SIGINT raises KeyboardInterrupt if there is nothing to save, and after another signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: Collection[signal.Signals] = ()) -> None:
+        """Find which signals to handle; `also` names some besides the stop signals, such as SIGINT."""
         self.is_received = False
         self._is_deferred = False
         self._number = signal.SIGTERM  # the one that has come
@@ -36,10 +40,13 @@ class Notice:
             and signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
         )
         self.signals = stop_signals() if self.listens else ()
+        wanted = also if self.listens else ()
+        not_ignored = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+        self.handled = (*self.signals, *not_ignored)
 
     def listen(self) -> None:
         """Install the handler, also in place of TensorFlow's, set when it connects mirrored workers."""
-        for number in self.signals:
+        for number in self.handled:
             signal.signal(number, self.handle)
 
     @contextlib.contextmanager
@@ -73,6 +80,8 @@ class Notice:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal: record it, and end unless that is deferred."""
+        if number == signal.SIGINT and (self.is_received or not self._is_deferred):
+            raise KeyboardInterrupt
         self.is_received, self._number = True, signal.Signals(number)
         if not self._is_deferred:
             self.raise_if_received()
@@ -101,10 +110,10 @@ def _end_on_signal(signals: Collection[int], is_over: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def handling_stop_signals() -> Iterator[Notice]:
-    """Handle the stop signals in the block, in the main thread and unless the process ignores SIGTERM."""
-    notice = Notice()
-    before = {number: signal.getsignal(number) for number in notice.signals}
+def handling_stop_signals(also: Collection[signal.Signals] = ()) -> Iterator[Notice]:
+    """Handle the stop signals, and others, in the main thread and unless the process ignores SIGTERM."""
+    notice = Notice(also)
+    before = {number: signal.getsignal(number) for number in notice.handled}
     notice.listen()
     try:
         yield notice

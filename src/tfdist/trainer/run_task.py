@@ -77,7 +77,8 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> RunRepor
     """Run this task's part of the job; return the report if this is the chief.
 
     Raises:
-        Preempted: This or another task was told to end (SIGTERM). A checkpoint is saved.
+        Preempted: This or another task was told to end (SIGTERM, or Ctrl-C of a run in one process). A
+            checkpoint is saved.
     """
     if cluster.serves:
         if cluster.task is not None and cluster.task.type == "worker":
@@ -88,7 +89,7 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> RunRepor
     leave_out_errors_of_executors()
     if cluster.is_chief:
         check_address(folder)  # before the other tasks wait for this one
-    with handling_stop_signals() as notice:
+    with handling_stop_signals(() if cluster else _OF_TERMINAL) as notice:
         if cluster.is_evaluator:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(StallWatch.of(cluster, config.watch.stall_timeout))

@@ -413,7 +413,10 @@ class Run:
 
     def _leaves(self, steps: int = 0) -> bool:
         """Return whether all tasks agree, after an execution, to leave; once they agree, that is final."""
-        wants = self._context.notice.is_received or self._context.server_termination.is_announced
+        notice = self._context.notice
+        wants = notice.is_received or self._context.server_termination.is_announced
+        if notice.is_received and notice.name == "SIGINT" and not self._is_leaving:
+            _log.info("SIGINT: saving a checkpoint, then ending; a second SIGINT ends without it")
         self._is_leaving = self._is_leaving or self._agreement.after_execution(wants, steps)
         return self._is_leaving
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tfdist.coordination import stop_signals
+from tfdist.errors import Preempted
 
 CONNECTING = """
 import sys
@@ -97,6 +98,40 @@ def test_signals_that_slurm_sends_before_the_end_are_heard_like_sigterm(name, va
         said, _ = process.communicate(timeout=20)
     assert said == f"{name}: this task was told to end. Start it again: it continues\n"
     assert process.returncode == 138
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_the_first_signal_of_a_terminal_is_deferred_and_a_second_sigint_interrupts(first):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    with stop_signals.handling_stop_signals((signal.SIGINT, signal.SIGHUP)) as notice:
+        with notice.deferred():
+            signal.raise_signal(first)
+            assert (notice.is_received, notice.name) == (True, first.name)
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Preempted, match=r"^SIGHUP: this task was told to end"):
+            notice.raise_if_received()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)] == before
+
+
+def test_a_sigint_interrupts_where_there_is_nothing_to_save():
+    with (
+        stop_signals.handling_stop_signals((signal.SIGINT,)) as notice,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        signal.raise_signal(signal.SIGINT)
+    assert not notice.is_received
+
+
+def test_a_signal_that_the_process_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stop_signals.handling_stop_signals((signal.SIGINT, signal.SIGHUP)) as notice:
+            signal.raise_signal(signal.SIGHUP)
+        assert not notice.is_received
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_handler_of_the_scripts_own_keeps_its_signal():
