@@ -1,12 +1,14 @@
 """Serve the state of a run to Prometheus, by the launcher if there is one, else by the chief."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster.addresses_and_free_ports import is_free
 from tfdist.errors import ConfigError
 from tfdist.launcher import run_events
+
+_OF_VALIDATION = "val_"
 
 
 @contextlib.contextmanager
@@ -99,13 +101,21 @@ class PrometheusMetrics:
             case run_events.TaskSpeed(milliseconds=milliseconds):
                 for task, taken in milliseconds.items():
                     self._step_seconds.labels(task).set(taken / 1000)
-            case run_events.Evaluated(results=results) | run_events.EpochEnded(logs=results):
-                for name, value in results.items():
-                    self._tested.labels(name).set(float("nan") if value is None else value)
+            case run_events.Evaluated(results=results):
+                self._note_evaluation(results)
+            case run_events.EpochEnded(logs=logs):  # the others are of the training
+                results = {name: value for name, value in logs.items() if name.startswith(_OF_VALIDATION)}
+                self._note_evaluation(
+                    {name.removeprefix(_OF_VALIDATION): value for name, value in results.items()}
+                )
             case run_events.CheckpointSaved(step=step):
                 self._checkpoint.set(step)
             case run_events.Warned():
                 self._warnings.inc()
+
+    def _note_evaluation(self, results: Mapping[str, float | None]) -> None:
+        for name, value in results.items():
+            self._tested.labels(name).set(float("nan") if value is None else value)
 
     def _note_progress(self, event: run_events.Progressed) -> None:
         self._step.set(event.step)

@@ -19,6 +19,7 @@ from tfdist.launcher import metrics_server
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.run_events import (
     CheckpointSaved,
+    EpochEnded,
     Evaluated,
     LaunchStarted,
     Progressed,
@@ -82,6 +83,15 @@ def test_a_scrape_finds_what_has_happened(port):
         assert scraped(port)["tfdist_step"] == 6
     with pytest.raises(urllib.error.URLError):  # the port is closed again
         scraped(port)
+
+
+def test_the_evaluation_of_an_epoch_is_that_of_the_validation_data(port):
+    with serving_metrics(port, "127.0.0.1") as metrics:
+        metrics.handle(EpochEnded(epoch=0, epochs=2, logs={"accuracy": 0.9, "lr": 1.0, "val_accuracy": 0.5}))
+        found = scraped(port)
+    assert {name: value for name, value in found.items() if name.startswith("tfdist_evaluation")} == {
+        'tfdist_evaluation{metric="accuracy"}': 0.5
+    }
 
 
 def idle(port, count):
