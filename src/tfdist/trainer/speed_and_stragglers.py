@@ -10,7 +10,7 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import Progressed
-from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow
+from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow, TrainingClock
 from tfdist.training.runners.replica_times_and_nan_losses import milliseconds_of_tasks
 
 # Times the median of the others. Above the first, a task is a straggler; below the second, it no longer is.
@@ -19,7 +19,11 @@ _log = logging.getLogger("tfdist")
 
 
 class Throughput:
-    """The progress and speed of a run since it started or resumed."""
+    """The progress and speed of a run since it started or resumed.
+
+    Attributes:
+        clock: The seconds of training, to which evaluations and checkpoints do not belong.
+    """
 
     def __init__(self, cluster: ClusterConfig, batch_size: int, step: int, period: int) -> None:
         """Start to measure at a step.
@@ -32,9 +36,10 @@ class Throughput:
         """
         self._tasks = cluster.computing_tasks()
         self._batch_size, self._period = batch_size, period
-        self._reported_at = now = time.monotonic()
-        self._asked = now, step
-        self._window = SpeedWindow(now, step * batch_size)
+        self._reported_at = time.monotonic()
+        self.clock = TrainingClock()
+        self._asked = self.clock.seconds(), step
+        self._window: SpeedWindow | None = None  # None in the first steps, which TensorFlow traces
         self._cluster = cluster
         self._stragglers = Stragglers()
         self._compared_at = step
@@ -45,15 +50,18 @@ class Throughput:
 
     def report(self, step: int, total: int) -> None:
         """Report the progress to the launcher, if this is its chief, at most twice a second."""
-        now = time.monotonic()
+        now, seconds = time.monotonic(), self.clock.seconds()
+        is_first = self._window is None
+        if self._window is None:
+            self._window, self._asked = SpeedWindow(seconds, step * self._batch_size), (seconds, step)
         if now - self._reported_at >= SECONDS_BETWEEN_REPORTS or step == total:
             self._reported_at = now
-            speed = self._window.speed(now, step * self._batch_size)
+            speed = None if is_first else self._window.speed(seconds, step * self._batch_size)
             record(Progressed(step, total, speed, self.loss, self.accuracy))
 
     def since_last_asked(self, step: int) -> float:
         """Return the examples per second since the last call."""
-        (asked_at, before), self._asked = self._asked, (time.monotonic(), step)
+        (asked_at, before), self._asked = self._asked, (self.clock.seconds(), step)
         return (step - before) * self._batch_size / max(self._asked[0] - asked_at, 1e-9)
 
     def compare(self, step: int, times: Any) -> None:

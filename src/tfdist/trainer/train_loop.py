@@ -370,6 +370,7 @@ class Run:
     def _advance(self, training: Phase, goal: int) -> None:
         """Train up to a step, or until the tasks agree to leave or a callback stops the training."""
         step, callbacks = training.step, self._callbacks
+        self._throughput.clock.set_training(True)
         totals = counted = step.begin() if self._epoch_totals is None else self._epoch_totals
         if callbacks is not None:
             callbacks.before_steps(self.step)
@@ -396,6 +397,7 @@ class Run:
         if self._summaries is not None:
             self._throughput.compare(self.step, step.times(step.since(counted, totals)))
         step.end_epoch()
+        self._throughput.clock.set_training(False)
 
     def _show(self, step: KerasStep, counted: Totals) -> None:
         """Add a point to the curves of training."""

@@ -34,10 +34,24 @@ def reported(clock, moments):
 
 
 def test_the_speed_is_that_of_the_last_seconds(clock):
-    steady = reported(clock, [(second, 2 * second) for second in range(1, 41)])
-    assert steady == pytest.approx([20.0] * 40)
+    first, *steady = reported(clock, [(second, 2 * second) for second in range(1, 41)])
+    assert first is None  # TensorFlow traces in it
+    assert steady == pytest.approx([20.0] * 39)
     [*_, last] = reported(clock, [(20, 20), (31, 130), (42, 240)])
     assert last == pytest.approx(100.0)
+
+
+def test_the_time_of_an_evaluation_or_a_checkpoint_is_left_out(clock):
+    events = []
+    measured = Throughput(ClusterConfig(), batch_size=10, step=0, period=100)
+    with listening(events.append):
+        for second, step, is_training in ((50, 1, True), (60, 11, False), (90, 11, True), (95, 16, True)):
+            clock[0] = 100.0 + second
+            if step > 11 or second < 90:
+                measured.report(step, 1000)
+            measured.clock.set_training(is_training)
+    assert [event.examples_per_second for event in events] == [None, 10.0, 10.0]
+    assert measured.since_last_asked(16) == pytest.approx(10.0)
 
 
 def test_bursts_of_asynchronous_workers_are_evened_out(clock):

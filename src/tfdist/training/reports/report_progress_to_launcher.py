@@ -13,7 +13,7 @@ from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed
 from tfdist.strategies.current import is_chief_of, made_with
 from tfdist.training.reports.logs import as_scalars
 from tfdist.training.reports.software_and_devices import record_start, versions
-from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow
+from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow, TrainingClock
 from tfdist.training.runners.replica_times_and_nan_losses import EXAMPLES, record_task_speed
 
 
@@ -53,7 +53,7 @@ class FitReports:
         """Record that the chief begins with something else."""
         if self._is_chief and name != self._phase:
             self._phase = name
-            self._speed.is_training(name == "training")
+            self._speed.clock.set_training(name == "training")
             self._reported_at = time.monotonic()  # shares of the first step alone would say nothing
             record(PhaseBegun(phase=name))
 
@@ -99,31 +99,29 @@ def _accuracy(logs: Mapping[str, Any]) -> str:
 
 
 class _Speed:
-    """The examples per second, and the times of the tasks, over the epochs of one call of `fit`."""
+    """The examples per second, and the times of the tasks, over the epochs of one call of `fit`.
+
+    Attributes:
+        clock: The seconds of training.
+    """
 
     def __init__(self) -> None:
         self._before: Any = 0.0  # the table of the epochs that have ended
         self._asked: Any = 0.0
-        self._spent, self._resumed_at = 0.0, time.monotonic()  # the seconds of training
-        self._is_training = True
+        self.clock = TrainingClock()
         self._window: SpeedWindow | None = None  # None in the first steps, which TensorFlow traces
         self._last: float | None = None
 
     def begin(self, times: Any) -> None:
         """Start to measure after the first steps."""
         if self._window is None:
-            self._window = SpeedWindow(self._seconds(), self._examples(times))
-
-    def is_training(self, now: bool) -> None:
-        """Note whether the time that passes from now on belongs to the training."""
-        self._spent, self._resumed_at = self._seconds(), time.monotonic()
-        self._is_training = now
+            self._window = SpeedWindow(self.clock.seconds(), self._examples(times))
 
     def examples_per_second(self, times: Any) -> float | None:
         """Return the examples per second of the last seconds; None if they are unknown."""
         examples = self._examples(times)
         if self._window is not None and examples > self._window.examples:
-            self._last = self._window.speed(self._seconds(), examples)
+            self._last = self._window.speed(self.clock.seconds(), examples)
         return self._last
 
     def since_last_asked(self, times: Any) -> Any:
@@ -136,9 +134,6 @@ class _Speed:
         """Add the table of an epoch to those before."""
         if times is not None:
             self._before = self._before + np.asarray(times)
-
-    def _seconds(self) -> float:
-        return self._spent + (time.monotonic() - self._resumed_at if self._is_training else 0.0)
 
     def _examples(self, times: Any) -> float:
         return 0.0 if times is None else float(np.sum((self._before + np.asarray(times))[:, EXAMPLES]))
