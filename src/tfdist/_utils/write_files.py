@@ -25,20 +25,20 @@ _BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage F
 def default_cache_dir() -> Path:
     """Return the folder for prepared data: TFDIST_CACHE_DIR, or tfdist in the user's cache folder."""
     if chosen := os.environ.get("TFDIST_CACHE_DIR"):
-        return expanded_path(local_path(chosen, "TFDIST_CACHE_DIR"), "TFDIST_CACHE_DIR")
+        return local_path(chosen, "TFDIST_CACHE_DIR")
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return expanded_path(usual, "cache folder", "Set TFDIST_CACHE_DIR to a folder of yours") / "tfdist"
 
 
 def local_path(text: str, where: str) -> Path:
-    """Return the path that a user has given, which must be one of this machine.
+    """Return the path that a user has given, which must be one of this machine, with a home folder for ~.
 
     Raises:
         ConfigError: It is an address of an object store, of which pathlib would make a local folder.
     """
     place = path_or_address(text, where)
     if isinstance(place, Path):
-        return place
+        return expanded_path(place, where)
     remedy = "Mount the bucket, or copy from and to it before and after the run"
     raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
 
@@ -133,11 +133,18 @@ def opened_stream(path: Path) -> BinaryIO | None:
     if match := _STREAM.fullmatch(str(path)):  # its file may be regular, and have output of others
         standard, number = match.groups()
         return os.fdopen(os.dup(int(number or ("stdout", "stderr").index(standard) + 1)), "wb")
+    return open(os.open(path, os.O_WRONLY), "wb") if is_stream(path) else None
+
+
+def is_stream(path: Path) -> bool:
+    """Return whether a path is written into as it is: a device, a FIFO, or a stream of this process."""
+    if _STREAM.fullmatch(str(path)):
+        return True
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return None
-    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else open(os.open(path, os.O_WRONLY), "wb")
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def write_json(path: Path, value: Any, *, is_private: bool = False) -> None:
