@@ -75,14 +75,15 @@ def requested(
         raise ConfigError("command line", problem, remedy="Write --config FILE, or -- python my_script.py")
     engine = find_engine(name)
     earlier = _earlier_run(resume, engine, run_dir) if resume is not None else None
-    place = path_or_address((earlier.runs if earlier else run_dir) or "runs", "--run_dir")
+    runs = (earlier.runs if earlier else run_dir) or "runs"
+    place = path_or_address(runs, "--run_dir")
     address = place if isinstance(place, str) else ""
     if address and config is None:
         problem = f"{shown(address)} is an address, which only --config takes"
         raise ConfigError("--run_dir", problem, remedy="Pass it to the script by a flag of its own")
     if address and not getattr(engine, "takes_addresses", False):
         local_path(address, "--run_dir")  # raises
-    folder = absolute_path(Path("runs" if address else place), "--run_dir")
+    folder = absolute_path(local_path("runs" if address else runs, "--run_dir"), "--run_dir")
     check_utf_8("--run_dir", str(folder))
     check_utf_8("current folder", str(absolute_path(Path(), "current folder")))
     if config is None:
@@ -146,7 +147,7 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
     settings = read_config(config, changes)
     cluster = settings.cluster_for_scheduler()
     settings.check_elastic(cluster)
-    if settings.config.checkpoint.resume == "never":  # each job has a folder of its own, and restarts in it
+    if settings.config.checkpoint.resume == "never":  # it has a folder of its own, or --resume says to
         changes = [*changes, "checkpoint.resume=auto"]
     for name in settings.config.engine.plugins:
         if name not in (names := engine_names()):

@@ -77,7 +77,7 @@ def _measure(bench: "Bench", counts: Sequence[int], plot: str | None, json: str 
     results = measure_scaling(bench, counts)
     show_scaling(results)
     if json:
-        write_output(Path(json), as_json(as_values(results)))
+        write_output(local_path(json, "--json"), as_json(as_values(results)))
     if file:
         draw(results, file)
 
@@ -92,7 +92,7 @@ def _tune(bench: "Bench", only: Sequence[str], json: str | None) -> None:
     results = tune(bench, tried)
     show_tuning(results)
     if json:
-        write_output(Path(json), as_json(as_values(results)))
+        write_output(local_path(json, "--json"), as_json(as_values(results)))
 
 
 def _record(settings: Settings, folder: Path, steps: int, warmup: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
+from tfdist._utils.check_and_expand_paths import exists, is_folder
 from tfdist._utils.write_files import local_path, write_output
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError
@@ -57,7 +57,7 @@ def main(
     """Write the files of a project; `flags` are the answers to `QUESTIONS`, None for those not given."""
     if len(command) > 1:
         raise ConfigError("command line", expected="one folder", received=str(len(command)))
-    folder = expanded_path(local_path(command[0] if command else ".", "FOLDER"), "FOLDER")
+    folder = local_path(command[0] if command else ".", "FOLDER")
     given = {key: answer for key, answer in flags.items() if answer is not None}
     machine = Machine(len(own_cores()), len(own_gpus()))
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()

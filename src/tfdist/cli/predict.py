@@ -81,7 +81,7 @@ def _check_input(source: str) -> None:
 
 
 def _writable(name: str, flag: str) -> Path:
-    path = expanded_path(local_path(name, flag), flag)
+    path = local_path(name, flag)
     folder = path.parent
     if not is_folder(folder):
         raise ConfigError(flag, f"there is no folder {folder}", remedy="Make it first")

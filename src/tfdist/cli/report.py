@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
+from tfdist._utils.check_and_expand_paths import expanded_path
 from tfdist._utils.write_files import local_path, path_or_address, temporary_folder
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
@@ -56,7 +57,7 @@ def main(
 def _folder_of(place: Path | str) -> Iterator[Path]:
     """Yield the folder of a run; of a run in an object store, a copy of what the page is made of."""
     if isinstance(place, Path):
-        yield place
+        yield expanded_path(place, "command line")
         return
     load_tensorflow_quietly()
     from tfdist.trainer.remote_run_folder import fetch_report  # the same

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
+from tfdist._utils.check_and_expand_paths import exists, is_folder
 from tfdist._utils.write_files import default_cache_dir, local_path, path_or_address
 from tfdist.datasets import synthetic_digits, synthetic_shapes
 from tfdist.datasets.disk_cache import Batches, Contents, Prepared, find_prepared, prepare
@@ -178,7 +178,7 @@ class DataRequest:
     def _cache(self) -> Path:
         if self.cache_dir is None:
             return default_cache_dir()
-        return expanded_path(local_path(os.fspath(self.cache_dir), "cache_dir"), "cache_dir")
+        return local_path(os.fspath(self.cache_dir), "cache_dir")
 
     @functools.cached_property
     def _source(self) -> _Source | None:
@@ -262,7 +262,7 @@ def _draw(name: str, examples: tuple[int, int] | None, seed: int, cache: Path) -
 def _path_of(name: str) -> Path | None:
     """Return the path that a name is; None if it is a name without a slash."""
     is_path = name.startswith(("/", "./", "../", "~")) or name.endswith(".npz") or "://" in name
-    return _resolved(local_path(name, "data set")) if is_path else None
+    return _resolved(Path(path_or_address(name, "data set"))) if is_path else None
 
 
 def _resolved(path: Path) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_file
+from tfdist._utils.check_and_expand_paths import exists, is_file
 from tfdist._utils.read_untrusted_files import read_json_file, read_text_file
 from tfdist._utils.write_files import local_path, set_link, storage_errors, write_json, write_whole
 from tfdist.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ def find_export(place: str | os.PathLike[str]) -> Exported:
     Raises:
         ConfigError: The path has no exported model, or tfdist has not written it.
     """
-    path = expanded_path(local_path(os.fspath(place), "model"), "model")
+    path = local_path(os.fspath(place), "model")
     if not exists(path):
         problem = "does not exist, or may not be read"
         raise ConfigError(str(path), problem, remedy="Name a run's folder, or an exported model")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfdist._utils.check_and_expand_paths import absolute_path
+from tfdist._utils.check_and_expand_paths import absolute_path, expanded_path
 from tfdist._utils.write_files import default_cache_dir, path_or_address, storage_errors
 from tfdist.errors import ConfigError, TfdistError, shown
 
@@ -143,7 +143,7 @@ def _of_vertex(default: Path, environ: Mapping[str, str]) -> RunFolder | None:
 def _place(text: str, where: str) -> Path | str:
     """Return an absolute path, or an address."""
     place = path_or_address(text, where)
-    return absolute_path(place, where) if isinstance(place, Path) else place
+    return absolute_path(expanded_path(place, where), where) if isinstance(place, Path) else place
 
 
 def _parent(place: Path | str, where: str) -> Path | str:
@@ -198,7 +198,7 @@ def write_failure(environ: Mapping[str, str], text: str) -> None:
     if path := failure_file(environ):
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text[:_MOST_CHARACTERS])
+            path.write_text(text[:_MOST_CHARACTERS], "utf-8", "backslashreplace")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Paths that cannot be looked at, homes that do not exist, and a current folder that was removed: one line each."""
 
+import os
 import pwd
 import sys
 import tempfile
@@ -10,9 +11,10 @@ import pytest
 from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
 from tfdist._utils.write_files import default_cache_dir, write_output
-from tfdist.cli import doctor, init, predict, report, train
+from tfdist.cli import bench, configs, doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
 from tfdist.cli._end_of_run import page_written
+from tfdist.cli._job_from_command_line import requested
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
 from tfdist.diagnostics.doctor.check_machine import existing_parent
@@ -92,11 +94,33 @@ def test_the_nearest_folder_that_can_be_looked_at():
         (lambda: predict._writable(NOBODY, "--grid"), "--grid"),
         (lambda: check_answer("data", NOBODY, {"where": "here"}), "--data"),
         (lambda: CheckpointAndResume(NOBODY), "CheckpointAndResume"),
+        (lambda: find_run_folder(NOBODY, Path("runs"), {}), "--run_dir"),
+        (lambda: launch_command.main(["true"], run_dir=NOBODY), "--run_dir"),
     ],
 )
 def test_the_home_of_nobody_is_one_line(use, where):
     with pytest.raises(ConfigError, match=f"^{where}: no home folder is known for '~nobody-of-that-name/x'"):
         use()
+
+
+def test_outputs_may_be_named_from_the_home_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_run_folder("~/runs/x", Path("runs"), {}).root == tmp_path / "runs" / "x"
+    _, job, _ = requested(["local"], config=CONFIG, run_dir="~/runs")
+    assert job.folder == tmp_path / "runs"
+    configs.main(["local"], output="~/mine.yaml")
+    assert (tmp_path / "mine.yaml").exists()
+    launch_command.main(
+        [sys.executable, "-c", ""], workers=1, run_dir="~/launched", network_isolation="never"
+    )
+    report.main(["~/launched"], output="~/page.html")
+    assert (tmp_path / "page.html").exists()
+    monkeypatch.setattr("tfdist.benchmark.scaling.measure_scaling", lambda *_: None)
+    monkeypatch.setattr("tfdist.benchmark.report.show_scaling", lambda _: None)
+    monkeypatch.setattr("tfdist.benchmark.report.as_values", lambda _: {})
+    monkeypatch.setattr(bench, "prepare_data", lambda _: None)
+    bench.main(CONFIG, json="~/times.json")
+    assert (tmp_path / "times.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -186,3 +210,12 @@ def test_a_command_that_is_not_utf_8_is_refused_before_anything_is_made(tmp_path
     with pytest.raises(ConfigError, match=r"^command line: '.udcff' is not UTF-8"):
         launch_command.main(command=["sh", "-c", "\udcff"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_is_written_into_where_its_folder_is_not_writable(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for all users but root
+    for name in ("/dev/stdout", "/dev/fd/1", "/dev/null", str(tmp_path / "fifo")):
+        assert predict._writable(name, "--output") == Path(name)
+    with pytest.raises(StorageError, match="Permission denied"):
+        predict._writable(str(tmp_path / "a file"), "--output")

@@ -104,7 +104,8 @@ def _wanted_place(run_dir: str | os.PathLike[str] | None, *, is_config: bool) ->
     """Return the folder of the run or, for a config, its address in an object store; None for a new one."""
     if not run_dir:
         return None
-    return path_or_address(str(run_dir), "run_dir") if is_config else local_path(str(run_dir), "run_dir")
+    place = path_or_address(str(run_dir), "run_dir")
+    return place if is_config and isinstance(place, str) else local_path(str(run_dir), "run_dir")
 
 
 def needs_ray() -> None:

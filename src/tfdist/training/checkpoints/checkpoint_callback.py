@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.check_and_expand_paths import expanded_path
 from tfdist._utils.write_files import local_path
 from tfdist.errors import ConfigError, shown
 
@@ -49,9 +48,7 @@ class CheckpointAndResume:
             raise ConfigError(where, expected="True or False", received=received)
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
             raise ConfigError("CheckpointAndResume", expected="a folder", received=shown(folder))
-        self.folder: Path = expanded_path(
-            local_path(str(os.fspath(folder)), "CheckpointAndResume"), "CheckpointAndResume"
-        )
+        self.folder: Path = local_path(str(os.fspath(folder)), "CheckpointAndResume")
         self.every, self.keep, self.background = every, keep, background
 
     def set_params(self, params: Any) -> None:
