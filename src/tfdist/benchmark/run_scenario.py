@@ -82,7 +82,7 @@ def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> T
             failure = TfdistError(error.where, messages[-1].removeprefix(_ERROR_PREFIX))
             failure.exit_code = error.exit_code
             raise failure from error
-        written = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        written = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
         return Trial(written, _Processors().others_since(begun))
 
 
@@ -106,7 +106,7 @@ def _busy_seconds() -> float | None:
     """Return how long programs have run on this process's cores since the system started."""
     names = {f"cpu{core}" for core in own_cores()}
     try:
-        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        lines = [line.split() for line in Path("/proc/stat").read_text("utf-8").splitlines()]
     except OSError:  # a system without /proc/stat
         return None
     ticks = sum(int(fields[1 + column]) for fields in lines if fields[0] in names for column in _BUSY_COLUMNS)

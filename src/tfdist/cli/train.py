@@ -246,7 +246,7 @@ def _print_report(folder: RunFolder) -> None:
     """Print the results of the run, the places of its files, and the commands that come next."""
     path = folder.report_file
     try:
-        report = json.loads(path.read_text())
+        report = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise TaskLost(str(path), "was removed during the run", remedy="Start the run again") from None
     page = folder.root / PAGE

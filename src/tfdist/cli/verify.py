@@ -85,7 +85,7 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
     if cluster:
         from tfdist.launcher.launch_tasks import launch
 
-        with (folder / "output").open("w") as output:
+        with (folder / "output").open("w", encoding="utf-8") as output:
             launch(
                 cluster,
                 [*words, f"--record={together}"],

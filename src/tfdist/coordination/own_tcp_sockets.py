@@ -74,7 +74,7 @@ def plain_address(host: str) -> str:
 def _sockets_of_network() -> Iterator[tuple[Socket, str]]:
     """Yield each TCP socket in this process's network, and its inode."""
     for table in map(Path, _TABLES):
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+        for line in table.read_text("utf-8").splitlines()[1:] if table.exists() else ():
             _, own, peer, state, *_, inode = line.split()[:10]
             host, _, port = peer.partition(":")
             yield Socket(state, int(own.rpartition(":")[2], 16), (_host(host), int(port, 16))), inode

@@ -197,7 +197,7 @@ def lock(path: Path, meanwhile: str) -> Iterator[None]:
         path: the lock file, which is created if it is missing.
         meanwhile: the log line's beginning if another process has the lock.
     """
-    with path.open("a") as file:
+    with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -123,7 +123,7 @@ def _value(path: Path, name: str) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return path.read_text("utf-8", errors="replace")
     except OSError:  # another system or version of control groups, or a container that hides it
         return ""
 

@@ -175,7 +175,7 @@ def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
             if job.run:
                 run_dir.mkdir(exist_ok=True)
             if _is_made(path.touch) and (job.run or _is_made_beside(path, run_dir)):
-                lock = path.open("w")
+                lock = path.open("w", encoding="utf-8")
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 return handle, lock
         more += 1
@@ -211,13 +211,13 @@ def _pid(submission: Submission) -> int | None:
         problem = f"was submitted on {submission.handle.place}"
         raise ConfigError(str(submission.handle), problem, remedy="Type this there")
     try:
-        with _lock_path(submission.handle).open() as lock:
+        with _lock_path(submission.handle).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
     except FileNotFoundError:
         return None
     except BlockingIOError:
-        return int(_lock_path(submission.handle).read_text() or 0) or None
+        return int(_lock_path(submission.handle).read_text("utf-8") or 0) or None
 
 
 def _last_message(submission: Submission) -> str:

@@ -164,7 +164,7 @@ class _RestartedCommand:
     def _saved(self, before: str) -> str:
         """Return the step of the last checkpoint; what it was before if that cannot be read now."""
         try:
-            return self._saved_step.read_text() if self._saved_step else before
+            return self._saved_step.read_text("utf-8") if self._saved_step else before
         except OSError:  # there is none yet, or its storage does not answer
             return before
 

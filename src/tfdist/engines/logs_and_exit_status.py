@@ -52,7 +52,7 @@ def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
     path = exit_status_path(submission.run_dir)
     if not path.exists():
         return None
-    status = path.read_text().strip()
+    status = path.read_text("utf-8").strip()
     return State.SUCCEEDED if status == "0" else State.FAILED, f"exit status {status}"
 
 

@@ -57,7 +57,7 @@ def state_folder() -> Path:
 def _read(path: Path) -> Submission:
     try:
         _make_private(path)
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text("utf-8"))
         values["handle"] = Handle.parse(values["handle"])
         values["run_dir"] = Path(values["run_dir"])
         values["tasks"] = tuple(values["tasks"])

@@ -101,7 +101,7 @@ def onednn_variables(of_processor: Path = Path("/proc/cpuinfo")) -> dict[str, st
     ):
         return {}
     try:
-        with of_processor.open() as lines:
+        with of_processor.open(encoding="utf-8") as lines:
             flags = next((line.split() for line in lines if line.startswith("flags")), [])
     except OSError:  # a container may hide the file
         return {}

@@ -34,7 +34,7 @@ class _Server(NamedTuple):
 
     def send(self, status: Mapping[str, Any]) -> None:
         """Send a status; the token is read each time, because it rotates."""
-        with open(self.token_file) as file:
+        with open(self.token_file, encoding="utf-8") as file:
             token = file.read().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         data = json.dumps({"trainerStatus": status}).encode()

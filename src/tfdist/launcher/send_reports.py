@@ -164,7 +164,7 @@ def _replace(path: Path, text: str) -> None:
     partial = Path(f"{path}.new")
     # A full disk stops the training where it saves, with a message; here it only makes the report old.
     with contextlib.suppress(OSError):
-        partial.write_text(f"{text}\n")
+        partial.write_text(f"{text}\n", "utf-8")
         partial.replace(path)
 
 

@@ -100,4 +100,4 @@ def unpack(data: bytes) -> Recorded:
 
 
 def _machine() -> str:
-    return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+    return _BOOT.read_text("utf-8").strip() if _BOOT.exists() else platform.node()

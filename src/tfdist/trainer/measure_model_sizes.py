@@ -161,5 +161,5 @@ def memory_of_this_process() -> tuple[int, int]:
     if not status.exists():
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most * (1 if sys.platform == "darwin" else 1024), 0
-    found = dict(re.findall(r"^(RssAnon|RssFile):\s+([0-9]+) kB", status.read_text(), re.MULTILINE))
+    found = dict(re.findall(r"^(RssAnon|RssFile):\s+([0-9]+) kB", status.read_text("utf-8"), re.MULTILINE))
     return int(found["RssAnon"]) * 1024, int(found["RssFile"]) * 1024

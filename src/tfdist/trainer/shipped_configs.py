@@ -22,7 +22,11 @@ def shipped_configs() -> dict[str, Path]:
 
 def describe_config(path: Path) -> str:
     """Return the first sentence of a config's comment."""
-    lines = [line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#")]
+    lines = [
+        line.removeprefix("#").strip()
+        for line in path.read_text("utf-8").splitlines()
+        if line.startswith("#")
+    ]
     paragraph = " ".join(itertools.takewhile(bool, lines[2:]))
     return re.split("[.:] ", paragraph, maxsplit=1)[0].strip(" :,")
 

@@ -96,10 +96,10 @@ def own_addresses(root: Path = Path("/")) -> tuple[str, ...]:
     """
     found = [own_address()]
     with contextlib.suppress(OSError):
-        local = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", (root / "proc/net/fib_trie").read_text())
+        local = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", (root / "proc/net/fib_trie").read_text("utf-8"))
         found += [address for address in local if not is_loopback(address)]
     with contextlib.suppress(OSError):
-        lines = (root / "proc/net/if_inet6").read_text().splitlines()
+        lines = (root / "proc/net/if_inet6").read_text("utf-8").splitlines()
         found += [str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))) for line in lines]
     return tuple(dict.fromkeys(address for address in found if address))
 

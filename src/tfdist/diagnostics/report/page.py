@@ -103,7 +103,7 @@ def _grid(charts: str) -> str:
 
 
 def _document(heading: str, subtitle: str, body: str) -> str:
-    style = _STYLE.read_text()
+    style = _STYLE.read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

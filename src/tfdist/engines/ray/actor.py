@@ -137,7 +137,7 @@ class TaskActor:
 
     def _saved_step(self) -> int:
         path = Path(self._scratch.name, SAVED_STEP)
-        return int(path.read_text()) if path.exists() else 0
+        return int(path.read_text("utf-8")) if path.exists() else 0
 
     def _environment(self, start: Start) -> dict[str, str]:
         given = {**default_variables(), **inherited_variables(start.hosts)}

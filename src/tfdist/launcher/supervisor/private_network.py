@@ -49,9 +49,9 @@ def enter_private_network() -> None:
     else:
         call_libc("unshare", ctypes.c_int(_CLONE_NEWUSER | _CLONE_NEWNET))
         # A user without privileges may map its group only after giving up setgroups().
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        Path("/proc/self/setgroups").write_text("deny", "utf-8")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", "utf-8")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", "utf-8")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))[1]
