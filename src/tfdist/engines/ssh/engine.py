@@ -4,6 +4,7 @@ A client in the background of this machine is the launcher; each of its tasks is
 which a supervisor runs the task for as long as the connection lasts.
 """
 
+import ipaddress
 import itertools
 import json
 import re
@@ -21,7 +22,9 @@ from tfdist.engines.ssh.plan_file import Plan
 from tfdist.errors import ConfigError, one_line, shown
 from tfdist.trainer.sections.engine import SshSection
 
-_OURS = ["-oBatchMode=yes", "-T"]  # ssh takes the first value of an option
+# ssh takes the first value of an option. A connection that became the master of later ones would outlive its
+# task.
+_OURS = ["-oBatchMode=yes", "-oControlMaster=no", "-T"]
 _DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCountMax=5"]
 
 
@@ -56,6 +59,8 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
     tasks = dict(_deal(job, section))
     ssh_options = [f"-o{name}={value}" for name, value in section.options.items()]
     ssh = ["ssh", *_OURS, *ssh_options, *_DEFAULTS]
+    addresses = {host: _address(host, ssh) for host in dict.fromkeys(tasks.values())}
+    _check_addresses(addresses)
     folder = Path(section.folder or Path.cwd())
     if not folder.is_absolute():
         expected, received = "an absolute path on the hosts", shown(section.folder)
@@ -64,7 +69,7 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
     here = job.folder.relative_to(Path.cwd()) if job.folder.is_relative_to(Path.cwd()) else job.folder
     return Plan(
         tasks=tasks,
-        addresses={host: _address(host, ssh) for host in dict.fromkeys(tasks.values())},
+        addresses=addresses,
         ssh=ssh,
         python=section.python or sys.executable,
         folder=str(folder),
@@ -124,6 +129,21 @@ def _deal(job: Job, section: SshSection) -> Iterator[tuple[str, str]]:
     rest = itertools.cycle(every)
     for task in job.tasks:
         yield str(task), next(in_turn.get(task.type, rest))
+
+
+def _check_addresses(addresses: Mapping[str, str]) -> None:
+    """Raise ConfigError if one of several hosts has an address by which it reaches only itself."""
+    for host, address in addresses.items():
+        if len(addresses) > 1 and _is_loopback(address):
+            problem = f"{host} is at {address}, where the other hosts do not reach it"
+            raise ConfigError("engine.ssh.hosts", problem, remedy="Name it as the others know it")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:  # a name
+        return address.lower() in ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
 def _address(host: str, ssh: Sequence[str]) -> str:

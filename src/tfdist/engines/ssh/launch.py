@@ -15,7 +15,15 @@ import tfdist
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.client_command import run_client
-from tfdist.engines.ssh.plan_file import NO_CONNECTION, NO_FOLDER, NO_PYTHON, PLAN, Plan, write_private
+from tfdist.engines.ssh.plan_file import (
+    NO_CONNECTION,
+    NO_FOLDER,
+    NO_PYTHON,
+    NO_SETUP,
+    PLAN,
+    Plan,
+    write_private,
+)
 from tfdist.engines.ssh.task_on_host import GRACE
 from tfdist.errors import LOST, ConfigError, TfdistError, exit_with_status
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
@@ -80,6 +88,8 @@ def _problem(plan: Plan, host: str, status: int, messages: Sequence[str]) -> Con
     if status == NO_FOLDER:
         remedy = "Copy the code there, or set engine.ssh.folder"
         return ConfigError(host, f"has no folder {plan.folder}", remedy=remedy)
+    if status == NO_SETUP:
+        return ConfigError(host, f"a line of setup has failed: {last}", remedy="See engine.ssh.setup")
     if status == NO_PYTHON:
         remedy = "Make a virtual environment there, or set engine.ssh.python"
         return ConfigError(host, f"has no {plan.python}", remedy=remedy)

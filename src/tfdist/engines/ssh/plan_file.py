@@ -9,12 +9,16 @@ import msgspec
 PLAN = "TFDIST_SSH_PLAN"  # the variable with the path of the plan's file
 
 # Exit statuses of ssh itself, and of what the shell of a host runs.
-NO_CONNECTION, NO_FOLDER, NO_PYTHON = 255, 91, 92
+NO_CONNECTION, NO_FOLDER, NO_PYTHON, NO_SETUP = 255, 91, 92, 93
 _SCRIPT = """\
 cd {folder} || exit {no_folder}
 {setup}
 command -v {python} > /dev/null || exit {no_python}
 exec {python} -m tfdist.engines.ssh.task_on_host {words}"""
+_LINE_OF_SETUP = """\
+eval {line} < /dev/null || {{ echo {line}: status $? >&2; exit {no_setup}; }}"""
+# A login shell of bash has what sites define for users, such as module and conda.
+_LOGIN_SHELL = 'command -v bash > /dev/null && exec bash -lc "$0"; exec sh -c "$0"'
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,14 +64,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Return the command that runs tfdist.engines.ssh.task_on_host with these words on a host."""
         script = _SCRIPT.format(
             folder=shlex.quote(self.folder),
-            setup="\n".join(self.setup),
+            setup="\n".join(
+                _LINE_OF_SETUP.format(line=shlex.quote(line), no_setup=NO_SETUP) for line in self.setup
+            ),
             python=shlex.quote(self.python),
             words=shlex.join(words),
             no_folder=NO_FOLDER,
             no_python=NO_PYTHON,
         )
         # The user's own shell there may be another one.
-        return [*self.ssh, "--", host, shlex.join(["sh", "-c", script])]
+        shell = ["sh", "-c", _LOGIN_SHELL, script] if self.setup else ["sh", "-c", script]
+        return [*self.ssh, "--", host, shlex.join(shell)]
 
     def as_text(self) -> str:
         """Return the plan as JSON."""

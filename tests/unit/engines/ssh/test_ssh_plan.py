@@ -18,7 +18,7 @@ import tfdist
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.ssh.engine import Ssh, plan_of
 from tfdist.engines.ssh.launch import FoundHost, check_hosts, cluster_on
-from tfdist.engines.ssh.plan_file import NO_FOLDER, NO_PYTHON, Order, Plan
+from tfdist.engines.ssh.plan_file import NO_FOLDER, NO_PYTHON, NO_SETUP, Order, Plan
 from tfdist.errors import ConfigError
 from tfdist.launcher.report_messages import Silence, read_reports
 from tfdist.launcher.run_events import Progressed
@@ -70,7 +70,7 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
     made = plan_of(
         job(**section), {"Port": "2022", "HostName": "10.0.0.7", "restarts": "0", "setup": "é😀\nb"}
     )
-    assert made.ssh[:2] == ["ssh", "-oBatchMode=yes"]
+    assert made.ssh[:3] == ["ssh", "-oBatchMode=yes", "-oControlMaster=no"]
     assert {"-oPort=2022", "-oUser=x"} < set(made.ssh)
     assert (made.restarts, made.setup, made.runs) == (0, ["a", "é😀", "b"], "/there/runs")
     assert set(made.addresses.values()) == {"10.0.0.7"}  # by which ssh itself would reach them
@@ -91,6 +91,8 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
         (HOSTS, {"folder": "~/x"}, "engine.ssh.folder: expected an absolute path on the hosts, received '~/x'"),
         (HOSTS, {"host": "a"}, "--option host=a: host: unknown key. Did you mean 'hosts'?"),
         (HOSTS, {"restarts": "many"}, "--option restarts=many: restarts: expected a whole number, received 'many'"),
+        (["node1", "localhost"], {}, "engine.ssh.hosts: localhost is at localhost, where the other hosts do not reach it. "),
+        (["me@127.0.0.2", "node1"], {}, "engine.ssh.hosts: me@127.0.0.2 is at 127.0.0.2, where the other"),
         (HOSTS, {"Porrt": "1"}, "ssh node1: command-line: line 0: Bad configuration option: porrt"),
     ],
 )  # fmt: skip
@@ -133,6 +135,17 @@ def test_the_shell_of_a_host_finds_folder_and_python(tmp_path):
     assert found.tfdist == tfdist.__version__
     assert len(set(found.ports)) == 2
     assert (folder / "made").read_text() == "a b\n"
+
+
+def test_setup_runs_in_a_login_shell_of_bash_and_must_succeed(tmp_path):
+    (tmp_path / ".bash_profile").write_text("module() { echo $* > loaded; [ $1 = load ]; }\n")
+    home = {"env": {**os.environ, "HOME": str(tmp_path)}}
+    lines = ["module load cuda", "source /dev/null", "export A='b  c'", 'cat; echo "$A" > made']
+    done = on_host(plan(folder=str(tmp_path), setup=lines), "check", "1", input="x", **home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ((tmp_path / "loaded").read_text(), (tmp_path / "made").read_text()) == ("load cuda\n", "b  c\n")
+    done = on_host(plan(folder=str(tmp_path), setup=["module lod cuda", "true"]), "check", "1", **home)
+    assert (done.returncode, done.stderr) == (NO_SETUP, "module lod cuda: status 1\n")
 
 
 def test_versions_that_differ_are_named(tmp_path):
