@@ -43,7 +43,7 @@ def main(
                 problem = f"has no effect with --{'check' if check else 'example'} alone"
                 raise ConfigError(f"--{name}", problem, remedy=remedy)
     if example:
-        print(simulated_example().read_text(), end="")
+        print(simulated_example().read_text("utf-8"), end="")
     if check:
         _check()
     elif not config and not example:

@@ -196,9 +196,8 @@ def _running_seconds(events: Sequence[AnyEvent]) -> list[float]:
     The clocks of several machines may differ: time never goes back.
     """
     seconds, total = [], 0.0
-    is_launched = any(isinstance(event, LaunchStarted) for event in events)
     before: AnyEvent | None = None
-    for event in events:
+    for event, is_launched in zip(events, _have_launcher(events), strict=True):
         passed = 0.0 if before is None else max(0.0, event.time - before.time)
         # A process alone that was killed says nothing at its end.
         is_start = isinstance(event, LaunchStarted if is_launched else Configured)
@@ -207,6 +206,18 @@ def _running_seconds(events: Sequence[AnyEvent]) -> list[float]:
         seconds.append(total)
         before = event
     return seconds
+
+
+def _have_launcher(events: Sequence[AnyEvent]) -> list[bool]:
+    """Return for each event whether a launcher ran the run then; one process may continue what it began."""
+    is_launched, of_events = False, []
+    for event in events:
+        # A launcher that was killed says nothing at its end; a process alone records what was typed.
+        is_alone = isinstance(event, RunStarted) and bool(event.command)
+        is_launched = isinstance(event, LaunchStarted) or (is_launched and not is_alone)
+        of_events.append(is_launched)
+        is_launched = is_launched and not isinstance(event, LaunchEnded)
+    return of_events
 
 
 def is_stop(problem: str) -> bool:
@@ -218,8 +229,7 @@ def _problem(events: Sequence[AnyEvent], results: RunReport | None) -> str | Non
     """Return why the run failed; empty if it is done, None if its last start has not ended."""
     if not events:
         return "" if results is not None else None
-    is_launched = any(isinstance(event, LaunchStarted) for event in events)
-    for event in reversed(events):
+    for event, is_launched in reversed([*zip(events, _have_launcher(events), strict=True)]):
         if isinstance(event, LaunchEnded) or (isinstance(event, RunEnded) and not is_launched):
             return event.problem
         if isinstance(event, LaunchStarted | TaskStarted | PhaseBegun | RunStarted):
