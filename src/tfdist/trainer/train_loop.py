@@ -301,9 +301,13 @@ class Run:
         elastic.check_membership(self._strategy)
 
     def _report_end(self, end: _End) -> None:
-        """Log whether the test accuracy has reached train.until_accuracy, if that is set."""
+        """Report the last step, and log whether the test accuracy has reached train.until_accuracy."""
+        if not self._context.is_chief:
+            return
+        if end is not _End.STEPS:
+            self._throughput.report(self.step, self.step)
         wanted = self._config.train.until_accuracy
-        if wanted is None or not self._context.is_chief:
+        if wanted is None:
             return
         if end is _End.ACCURACY:
             _log.info(
@@ -314,7 +318,6 @@ class Run:
             )
         else:
             _log.warning("the test accuracy has not reached %g in %d steps", wanted, self.total)
-        self._throughput.report(self.step, self.step)
 
     @property
     def skipped_batches(self) -> list[int]:

@@ -28,6 +28,7 @@ from tfdist.launcher.run_events import (
     Progressed,
     RunEnded,
     RunStarted,
+    TaskExited,
     TaskSpeed,
 )
 
@@ -522,3 +523,44 @@ def test_the_time_in_which_a_killed_process_alone_was_gone_does_not_count(tmp_pa
     facts = read_run(write_run(tmp_path / "run", events))
     assert facts.seconds == 7
     assert phase_seconds(facts)["training"] == pytest.approx(3.0, abs=1.0)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_run_that_a_launcher_began_and_one_process_has_finished_is_done(tmp_path, is_killed):
+    events = events_of_a_run()
+    last = next(index for index, event in enumerate(events) if isinstance(event, CheckpointSaved))
+    stopped = LaunchEnded(seconds=3.0, restarts=0, problem="launcher: stopped by SIGTERM; all")
+    alone = msgspec.structs.replace(started("digits"), command=["tfdist", "train", "--config", "x.yaml"])
+    after = [Configured(config={}), alone, PhaseBegun(phase="training"), Progressed(step=40, steps=40)]
+    events = [*events[: last + 1], *([] if is_killed else [stopped]), *after]
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + second
+    results = {"steps": 40, "data": "digits", "test_accuracy": 0.8}
+    facts = read_run(write_run(tmp_path / "running", events, results))
+    assert (facts.problem, facts.results) == (None, None)
+    ended = RunEnded(time=1.8e9 + len(events), seconds=4.0, problem="")
+    facts = read_run(write_run(tmp_path / "done", [*events, ended], results))
+    assert facts.problem == ""
+    assert facts.results.steps == 40
+
+
+def test_the_steps_of_a_run_that_ended_early_are_those_of_its_results(tmp_path):
+    events = events_of_a_run()
+    folder = write_run(tmp_path / "run", events, {"steps": 33, "data": "digits", "test_accuracy": 0.8})
+    assert "Steps 33 " in page_of(folder).text
+
+
+def test_of_a_long_run_the_faults_and_the_end_are_shown(tmp_path):
+    events = [started("digits")]
+    for step in range(1, 1001):
+        events += [Evaluated(step=step, results={"loss": 1.0}), CheckpointSaved(step=step, seconds=0.1)]
+        if step % 100 == 0:
+            events.append(TaskExited(task="worker:1", pid=3, status=-9, was_asked=False, starts_again=True))
+    events.append(RunEnded(seconds=5.0, problem="the disk is full"))
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + second
+    text = page_of(write_run(tmp_path / "run", events)).text
+    assert "300 of 2,012, without the earlier evaluations and checkpoints" in text
+    assert text.count("worker:1 was ended by SIGKILL") == 10
+    assert all(words in text for words in ("training starts", "the disk is full", "checkpoint of step 1,000"))
+    assert "checkpoint of step 1, saved" not in text

@@ -43,6 +43,7 @@ from tfdist.profiling.timeline_paths import timelines_in
 
 _MOST_TIMELINES = 8
 _MOST_WARNINGS, _MOST_TASKS, _MOST_HAPPENINGS = 50, 200, 300
+_ROUTINE = ("evaluation", "checkpoint")  # of what happens
 _LAUNCHED = ("-m", "tfdist.train")
 _DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(launch).parameters.items()}
 
@@ -109,9 +110,11 @@ def headline(facts: RunFacts) -> str:
 
 
 def _steps(facts: RunFacts) -> str:
+    if facts.results is not None:
+        return f"{facts.results.steps:,}"
     last = facts.last(Progressed)
     if last is None:
-        return f"{facts.results.steps:,}" if facts.results else ""
+        return ""
     if last.steps and last.steps != last.step:
         return f"{last.step:,} of {last.steps:,}"
     return f"{last.step:,}"
@@ -239,11 +242,16 @@ def _recorded(steps: RecordedSteps) -> str:
 
 
 def history(facts: RunFacts) -> str:
-    """Write what happened, in order."""
+    """Write what happened, in order; of a long run the last, and evaluations if there is room."""
     rows = [[duration(time), kind, text] for time, kind, text in happenings(facts)]
-    left_out = len(rows) - _MOST_HAPPENINGS
-    note = f"<p>The first {_MOST_HAPPENINGS} of {len(rows):,}:</p>" if left_out > 0 else ""
-    return note + table(["after", "what", ""], rows[:_MOST_HAPPENINGS], label="What happened") if rows else ""
+    if not rows:
+        return ""
+    by_weight = sorted(range(len(rows)), key=lambda row: (rows[row][1] in _ROUTINE, -row))
+    shown = [rows[row] for row in sorted(by_weight[:_MOST_HAPPENINGS])]
+    note = ""
+    if len(shown) < len(rows):
+        note = f"<p>{len(shown)} of {len(rows):,}, without the earlier evaluations and checkpoints:</p>"
+    return note + table(["after", "what", ""], shown, label="What happened")
 
 
 def warnings(facts: RunFacts) -> str:
