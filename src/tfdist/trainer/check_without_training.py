@@ -14,6 +14,7 @@ from tfdist.export.write_export import try_formats
 from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy
 from tfdist.trainer.callbacks import named_callbacks
+from tfdist.trainer.checkpoint_manager import check_total
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_datasets import (
     compiled_model,
@@ -40,6 +41,7 @@ def check_without_training(config: Config, cluster: ClusterConfig, folder: RunFo
     with storage_errors(folder.root), tempfile.TemporaryDirectory(dir=place, prefix=".tfdist-"):
         free = shutil.disk_usage(place).free
     begun = _step_to_resume_from(folder)
+    check_total(folder.place, begun or 0, total)
     note = note_of_large_batch(config, data)
     return [
         f"data      {described(data)}",

@@ -11,6 +11,7 @@ import numpy as np
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.environment import START
 from tfdist.launcher.hide_secrets import values_without_secrets
+from tfdist.trainer.model_and_datasets import total_steps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.starts_and_lost_steps import RunHistory
 from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables
@@ -70,6 +71,7 @@ class CheckpointManager:
         self._folder, self._config = context.folder.checkpoints, config
         self._start = os.environ.get(START, "")
         self._place, self._remote = context.folder.shown(self._folder), context.remote
+        self._total = total_steps(config, data)
         self._strategy, self._is_chief = context.strategy, context.is_chief
         self.writer = CheckpointWriter(background=config.checkpoint.background)
         self.history = RunHistory(context.folder, context.remote)
@@ -129,6 +131,7 @@ class CheckpointManager:
             remedy = "Set another --run_dir, or set checkpoint.resume: auto to continue"
             raise ConfigError(self._place, problem, remedy=remedy)
         _check_same(str(found.folder), facts.trained, self._trained)
+        check_total(self._place, found.step, self._total)
 
     def batch(self, step: int) -> int:
         """Return the number of the global batch that follows after `step` steps."""
@@ -217,6 +220,13 @@ class CheckpointManager:
                 self._remote.put_checkpoint(step, keep, also)
 
         self.writer.save(self._folder, step, values, facts, keep=keep, also=also, files=files, then=upload)
+
+
+def check_total(place: str, step: int, total: int) -> None:
+    """Raise ConfigError if a run has a checkpoint of a step after its last one."""
+    if step > total:
+        problem = f"has a checkpoint of step {step}, but the run ends at step {total} now"
+        raise ConfigError(place, problem, remedy="Set another --run_dir, or at least as many steps")
 
 
 def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
