@@ -18,7 +18,7 @@ from tfdist.launcher.run_events import Evaluated, PhaseBegun
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_file import Timeline
 from tfdist.profiling.timeline_paths import shares_file
-from tfdist.strategies.options import strategy_name
+from tfdist.strategies.current import made_with
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CallbackFacts, CheckpointManager
 from tfdist.trainer.model_and_datasets import (
@@ -200,7 +200,7 @@ class Run:
         record_start(
             cluster,
             self._strategy,
-            strategy=strategy_name(config.strategy.name, cluster),
+            strategy=made_with(self._strategy)[1],
             model=config.model.name,
             parameters=self._model.count_params(),
             data=data.name,

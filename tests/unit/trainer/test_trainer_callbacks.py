@@ -13,6 +13,9 @@ from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, Preempted
+from tfdist.launcher.record_events import listening
+from tfdist.launcher.run_events import Progressed, RunStarted
+from tfdist.strategies import current
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_datasets import compiled_model
@@ -105,7 +108,11 @@ def test_logs_are_those_of_the_whole_epoch_whatever_is_saved_within_it(train, tm
 @pytest.mark.parametrize(("stop", "step"), [("{name: own_objects:stop, epoch: 1, batch: 2}", 8), ("{name: early_stopping, monitor: loss, min_delta: 100, patience: 1}", 10)])  # fmt: skip
 def test_a_callback_ends_the_run_for_good(train, tmp_path, stop, step):
     callbacks = f"train.callbacks=[{stop}, {{name: own_objects:recorders, path: {tmp_path / 'calls'}}}]"
-    run, results, _ = train(callbacks, "train.epochs=4")
+    events = []
+    with listening(events.append):
+        run, results, _ = train(callbacks, "train.epochs=4")
+    last = [event for event in events if isinstance(event, Progressed)][-1]
+    assert (last.step, last.steps) == (step, step)
     assert (run.step, list_steps(tmp_path / "checkpoints")[-1]) == (step, step)
     assert [call[:2] for call in calls(tmp_path / "calls") if call[0] in ("epoch_end", "train_end")] == [
         ["epoch_end", 0],
@@ -116,6 +123,24 @@ def test_a_callback_ends_the_run_for_good(train, tmp_path, stop, step):
     assert (again.step, same) == (step, pytest.approx(results))
     longer, _, _ = train("train.epochs=4")  # without callbacks it goes on
     assert longer.step == 20
+
+
+def test_the_strategy_that_was_made_is_recorded(train, monkeypatch):
+    monkeypatch.setattr(current, "_strategy", None)  # restored after the test, as are the others
+    monkeypatch.setattr(current, "_cluster", None)
+    monkeypatch.setattr(current, "_name", "")
+    current.remember(ClusterConfig(), tf.distribute.get_strategy(), "mirrored")
+    events = []
+    with listening(events.append):
+        train("strategy.name=auto", "train.epochs=1")
+    assert [event.strategy for event in events if isinstance(event, RunStarted)] == ["mirrored"]
+
+
+def test_a_run_does_not_end_before_its_checkpoint(train, tmp_path):
+    train()
+    with pytest.raises(ConfigError, match="has a checkpoint of step 10, but the run ends at step 5 now"):
+        train("train.epochs=1")
+    assert list_steps(tmp_path / "checkpoints")[-1] == 10
 
 
 PLATEAU = (
