@@ -201,7 +201,7 @@ def counted(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 def counted_without_the_silent(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Count them while a worker is silent, as the chief of a script does that begins with `tfdist.start`."""
     cluster = ClusterConfig.from_tf_config()
-    with Watcher(cluster, heartbeat_timeout=6.0, spared=["worker"], only=["worker"]):
+    with Watcher(cluster, heartbeat_timeout=6.0, spared=["worker"]):
         return counted(strategy, folder)
 
 

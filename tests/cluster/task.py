@@ -27,8 +27,12 @@ def _run(order: dict, result: Path) -> None:
     from tfdist.remote.connect_to_tasks import connect
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
+    from tfdist.training.join_cluster import start
 
     cluster = ClusterConfig.from_tf_config()
+    if "start" in order:
+        _run_cases(order, start(order["strategy"], **order["start"]), result)
+        return
     is_remote = order.get("strategy") == "connect"
     if cluster.serves or (is_remote and not cluster.is_chief):
         logging.basicConfig(format="%(message)s")
@@ -38,15 +42,19 @@ def _run(order: dict, result: Path) -> None:
         finally:
             time.sleep(order.get("seconds_to_clean_up", 0))  # as a script's own `finally` may take
         return
-    found = {}
     with contextlib.ExitStack() as stack:
         if is_remote:
             made = stack.enter_context(connect(cluster, **order["options"]))
         else:
             made = make_strategy(cluster, order["strategy"], **order["options"])
-        for name in order["cases"]:
-            found[name] = _timed(name, made, Path(order["folder"]))
-            result.write_text(json.dumps(found))  # after each, for the next may be one that fails
+        _run_cases(order, made, result)
+
+
+def _run_cases(order: dict, made: Any, result: Path) -> None:
+    found = {}
+    for name in order["cases"]:
+        found[name] = _timed(name, made, Path(order["folder"]))
+        result.write_text(json.dumps(found))  # after each, for the next may be one that fails
 
 
 def _timed(name: str, made: Any, folder: Path) -> Any:

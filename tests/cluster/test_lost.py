@@ -1,6 +1,7 @@
 """A task that is lost is named, with what to do; under asynchronous workers training goes on without it."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -15,11 +16,11 @@ from tfdist.coordination.only_peers import ONLY_PEERS
 
 
 @contextmanager
-def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, seconds_to_clean_up=0, **shape):
+def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, more=None, **shape):
     cluster = ClusterConfig.local(**shape)
     cases = [*first, f"lost_cases.{case}"]
     order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
-    order |= {"serve": serve or {}, "seconds_to_clean_up": seconds_to_clean_up}
+    order |= {"serve": serve or {}, **(more or {})}
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
@@ -105,6 +106,24 @@ def test_whatever_is_lost_is_named(tmp_path, strategy, case, what, lost, shape):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "name"), [("parameter_server_sync", "worker:1"), ("parameter_server", "ps:0")]
+)
+def test_a_silent_task_of_a_script_ends_it(tmp_path, strategy, name):
+    more = {"start": {"heartbeat_timeout": 6.0}}
+    with begun(tmp_path, strategy, "fitting", more=more, workers=2, ps=1) as (running, _):
+        silent, _ = lose(running, name, by=signal.SIGSTOP)
+        try:
+            finished = running.wait(LONGEST, failures_expected=True)
+        finally:
+            silent.kill()
+
+    assert set(finished.exit_codes.values()) == {138}
+    address = running.cluster.address(Task.parse(name))
+    assert re.search(re.escape(f"{name} at {address}") + r":? silent for \d", finished.logs["chief:0"])
+
+
+@pytest.mark.slow
 def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
     with begun(tmp_path, "parameter_server", "surviving", workers=2, ps=1) as (running, order):
         lose(running, "worker:1")
@@ -120,7 +139,7 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_of_its_own_pace_that_is_told_to_end_ends_alone(tmp_path):
-    shape = {"workers": 2, "ps": 1, "seconds_to_clean_up": 6}
+    shape = {"workers": 2, "ps": 1, "more": {"seconds_to_clean_up": 6}}
     with begun(tmp_path, "parameter_server", "until_told", **shape) as (running, _):
         worker, _ = lose(running, "worker:1", by=signal.SIGTERM)
         assert worker.wait() == 138  # after it has served for as long as the chief might save

@@ -38,7 +38,6 @@ class Watcher(TaskThreads):
         *,
         heartbeat_timeout: float,
         spared: Collection[str] = (),
-        only: Collection[str] = (),
         at_loss: Callable[[TaskLost], object] | None = None,
     ) -> None:
         """Store which tasks to watch, and prepare one thread for each.
@@ -47,13 +46,10 @@ class Watcher(TaskThreads):
             cluster: The cluster and this process's task.
             heartbeat_timeout: Seconds without an answer after which a task counts as lost.
             spared: Job names of tasks without which the others continue, besides the evaluator.
-            only: Job names of the tasks that the chief watches; none for all.
             at_loss: Called with the error instead of ending this process, whose calls to the lost task
                 never return.
         """
-        watched = [
-            task for task in cluster.tasks() if task != cluster.lead and (not only or task.type in only)
-        ]
+        watched = [task for task in cluster.tasks() if task != cluster.lead]
         if cluster.task is None:
             watched = []
         elif cluster.task != cluster.lead:

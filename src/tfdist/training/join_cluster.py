@@ -63,7 +63,8 @@ def start(
         workers: How many workers to start beside this process.
         ps: How many parameter servers to start, at least 1 for any worker.
         heartbeat_timeout: Seconds without an answer after which a serving task counts the chief as lost, and
-            the chief of asynchronous workers one of them.
+            the chief of ps tasks one of its tasks. It ends with 138 then, or continues without that one if it
+            is an asynchronous worker.
         stall_timeout: Seconds that a step or callback of `fit` may take before its process counts as stuck,
             and ends with 138; auto, to derive them from the steps; off, with which one can use a debugger.
         options: As for `make_strategy`.
@@ -107,9 +108,9 @@ def start(
     watch_variables(made)
     # Both last for the rest of the script.
     StallWatch.of(cluster, stall_timeout).__enter__()
-    if is_asynchronous(made):
-        watcher = Watcher(cluster, heartbeat_timeout=heartbeat_timeout, spared=["worker"], only=["worker"])
-        watcher.__enter__()
+    if cluster.ps:  # mirrored workers are watched by TensorFlow
+        spared = ["worker"] if is_asynchronous(made) else []
+        Watcher(cluster, heartbeat_timeout=heartbeat_timeout, spared=spared).__enter__()
     _replace_methods_of_keras()
     _started.append((wanted, made))
     return made

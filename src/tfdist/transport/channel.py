@@ -315,7 +315,7 @@ class Channel:
 
 
 def broken(channels: Iterable[Channel], seconds: float) -> list[Channel]:
-    """Wait until connections break, at most so many seconds; return their channels, without those cut here."""
+    """Wait until connections break, at most so many seconds; return their channels, but none cut here."""
     looking, by_descriptor = select.poll(), {channel.descriptor: channel for channel in channels}
     for descriptor, channel in by_descriptor.items():
         if not channel.why_cut:
