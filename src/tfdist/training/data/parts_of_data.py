@@ -31,6 +31,7 @@ class PartsOfData:
         self._lock, self._executions = threading.Lock(), executions
         self._workers = workers
         self._example = tf.zeros(ORDER_SPEC.shape, ORDER_SPEC.dtype)
+        self._running: list[tuple[Execution, Sending] | None] = []
         self.begin()
 
     def begin(self, taken: Sequence[int] = ()) -> None:
@@ -39,7 +40,9 @@ class PartsOfData:
             self._taken = list(taken) or [0] * self._workers
             self._ended: set[int] = set()
             self._read_by_worker = list(range(self._workers))
-            self._running: list[tuple[Execution, Sending] | None] = [None] * self._workers
+            for execution, sending in filter(None, self._running):
+                execution.forget(sending)
+            self._running = [None] * self._workers
 
     def taken(self) -> list[int]:
         """Return how many batches of each part are taken, by the executions that have ended."""

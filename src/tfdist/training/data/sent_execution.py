@@ -95,7 +95,18 @@ class Execution:
             else:
                 done = sending.done_before
                 sending.done_after = 0 if self.applied is None else self.applied.give_up(sending.number, done)
+            self._release(sending)
         return sending.done_after
+
+    def forget(self, sending: Sending) -> None:
+        """Note that nobody will ask how many steps were taken, if they are over."""
+        if sending.done_after is None and self.is_over(sending):
+            sending.done_after = sending.done_before
+            self._release(sending)
+
+    def _release(self, sending: Sending) -> None:
+        if self.applied is not None:
+            self.applied.release(sending.number)
 
     def send(self, time: TimeAtWork, part: int) -> Sending:
         """Note that it is sent to a worker, whose time begins."""

@@ -10,9 +10,9 @@ all gradients are there, the server applies them only if it has not been told th
 """
 
 import contextlib
-import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,9 +20,8 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import own_executor
 
-# Executions that are under way at the same time have rows of their own: there are a few for each worker.
-_ROWS = 4096
-_MORE_THAN_STEPS = 2**32
+_ROWS = 4096  # more than there are workers, each of which has one execution at a time
+_MORE_THAN_STEPS = 2**26  # of one execution; a larger power would leave less to the numbers of executions
 # The server may be applying an update that had come before the execution was given up. Where the update notes
 # the step, it notes first that it begins, and the chief waits only for such an update.
 _SECONDS_TO_APPLY = 0.3
@@ -64,14 +63,23 @@ class AppliedSteps:
             self._rows = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="applied_steps")
             # What the row of an update that has begun will be, in the same places.
             self._begun = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="begun_steps")
-            # The numbers of the executions that were given up, in the same places.
+            # The number of the latest execution that was given up, in the same places.
             self._given_up = tf.Variable(tf.zeros([_ROWS], tf.int64), trainable=False, name="given_up")
-        self._numbers = itertools.count(1)
+        self._free, self._uses = deque(range(_ROWS)), [0] * _ROWS
         self._step: _TracedStep | None = None
 
     def new_number(self) -> int:
-        """Return a number for an execution that is sent to a worker, also if another one had it before."""
-        return next(self._numbers)
+        """Return a number for an execution that is sent to a worker, also if another one had it before.
+
+        Its remainder is a row that no other execution has until `release`. Numbers of a row increase.
+        """
+        row = self._free.popleft()
+        self._uses[row] += 1
+        return self._uses[row] * _ROWS + row
+
+    def release(self, number: int) -> None:
+        """Free the row of an execution that was answered, given up or forgotten."""
+        self._free.append(number % _ROWS)
 
     def note(self, number: tf.Tensor, steps: tf.Tensor) -> None:
         """Note, in a graph, that so many steps of an execution were applied."""
@@ -108,7 +116,8 @@ class AppliedSteps:
             given_up = tf.raw_ops.ResourceGather(
                 resource=self._given_up.handle, indices=self._step.index, dtype=tf.int64
             )
-            is_wanted = tf.not_equal(given_up, self._step.number)
+            # Those that had the row before were answered or given up.
+            is_wanted = tf.greater(self._step.number, given_up)
             text = tf.constant("the chief has given this execution to another worker")
             return [tf.raw_ops.Assert(condition=is_wanted, data=[text])]
 
@@ -118,7 +127,8 @@ class AppliedSteps:
             return _TracedStep(tf.identity(number), number % _ROWS, row)
 
     def _write(self, rows: tf.Variable, step: "_TracedStep") -> Any:
-        return tf.raw_ops.ResourceScatterUpdate(
+        # The maximum: a worker that was lost long ago may write to the row of a later execution.
+        return tf.raw_ops.ResourceScatterMax(
             resource=rows.handle, indices=step.index, updates=step.row, name="note_applied_steps"
         )
 

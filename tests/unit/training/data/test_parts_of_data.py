@@ -18,10 +18,15 @@ class Notes:
     """The steps that a parameter server has noted, by the number of the execution."""
 
     def __init__(self):
-        self.steps, self.reads, self.numbers = {}, 0, itertools.count(1)
+        self.steps, self.reads, self.numbers, self.held = {}, 0, itertools.count(1), set()
 
     def new_number(self):
-        return next(self.numbers)
+        number = next(self.numbers)
+        self.held.add(number)
+        return number
+
+    def release(self, number):
+        self.held.remove(number)
 
     def give_up(self, number, before):
         self.reads += 1
@@ -64,6 +69,26 @@ def test_a_running_execution_has_taken_nothing_yet(notes):
     answer(execution, 10)
     assert parts.taken() == parts.taken() == [0, 10]
     assert not notes.reads
+
+
+def test_the_number_of_an_execution_is_released_once_it_is_over(notes):
+    parts, executions = PartsOfData(2, WorkerExecutions()), [scheduled(notes) for _ in range(4)]
+    for worker in (0, 1):
+        parts.for_execution(executions[worker], worker)
+    assert notes.held == {1, 2}
+    answer(executions[0], 10)
+    parts.for_execution(executions[2], 0)
+    assert notes.held == {2, 3}
+    parts.for_execution(executions[1], 0)  # worker 1 is lost, and worker 0 has answered
+    assert 2 not in notes.held
+    for execution in executions[:3]:
+        answer(execution, 10)
+    parts.taken()
+    assert not notes.held
+    parts.for_execution(executions[3], 1)
+    answer(executions[3], 10)
+    parts.begin()
+    assert not notes.held
 
 
 def test_a_worker_that_returns_leaves_out_what_it_took_before_it_was_lost(notes):

@@ -110,30 +110,34 @@ def test_executions_do_not_see_each_others_steps(counter):
     assert [applied.give_up(number) for number in numbers] == [4, 0, 2]
 
 
-def test_a_row_that_a_later_execution_has_taken_is_not_believed(counter, monkeypatch):
-    monkeypatch.setattr("tfdist.training.parameter_servers.applied_steps._ROWS", 2)
-    applied = noting(counter, are_noted_by_update=False)
-    first, _, third = (applied.new_number() for _ in range(3))
-    applied.note(tf.constant(third, tf.int64), tf.constant(7))
-    assert applied.give_up(first) == 0
+@pytest.mark.parametrize("are_noted_by_update", [True, False])
+def test_what_a_lost_worker_has_applied_is_known_however_many_executions_come_after(
+    counter, are_noted_by_update, monkeypatch
+):
+    monkeypatch.setattr("tfdist.training.parameter_servers.applied_steps._ROWS", 3)
+    applied = noting(counter, are_noted_by_update=are_noted_by_update)
+    execute, lost = execution(applied, counter), applied.new_number()
+    assert run(execute, 3, 10, lost) == 3
+    for _ in range(5):
+        number = applied.new_number()
+        run(execute, 2, 10, number)
+        applied.release(number)
+    assert applied.give_up(lost) == 3
 
 
-def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter):
+def test_a_worker_that_was_lost_long_ago_changes_nothing_of_a_later_execution(counter, monkeypatch):
+    monkeypatch.setattr("tfdist.training.parameter_servers.applied_steps._ROWS", 1)
     applied = noting(counter, are_noted_by_update=True)
-    counter.assign(7)
-    applied.correct(5)
-    assert applied.counted() == 7
-    applied.give_up(applied.new_number())  # which is asked only after a worker was lost
-    applied.correct(5)
-    assert applied.counted() == 5
-    counter.assign(6)
-    applied.correct(5)
-    assert applied.counted() == 6
-
-
-def test_steps_that_the_loop_notes_leave_the_count_alone(counter):
-    applied = noting(counter, are_noted_by_update=False)
-    applied.give_up(applied.new_number())
-    counter.assign(7)
-    applied.correct(5)
-    assert int(counter) == 7
+    execute, numbers = execution(applied, counter), []
+    for _ in range(2):  # two lost workers, one after the other
+        numbers.append(applied.new_number())
+        assert run(execute, 2, 10, numbers[-1]) == 2
+        assert applied.give_up(numbers[-1]) == 2
+        applied.release(numbers[-1])
+    running = applied.new_number()
+    assert run(execute, 1, 10, running) == 1
+    for number in numbers:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="given this execution to another worker"):
+            run(execute, 5, 10, number)
+    assert int(counter) == 5
+    assert applied.give_up(running) == 1
