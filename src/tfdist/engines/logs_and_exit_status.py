@@ -49,7 +49,23 @@ def last_progress(submission: Submission) -> str | None:
 
 def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
     """Return the state of a job that has written its exit status; None for another one."""
-    path = exit_status_path(submission.run_dir)
+    return _state_of_folder(submission.run_dir)
+
+
+def state_of_array(submission: Submission) -> tuple[State, str] | None:
+    """Return the state of an array whose jobs have ended, a failed one first; None for another job."""
+    unknown = State.UNKNOWN, "no exit status"
+    states = [
+        (state, f"{index}: {words}")
+        for index, folder in array_folders(submission).items()
+        for state, words in [_state_of_folder(folder) or unknown]
+    ]
+    order = (State.FAILED, State.UNKNOWN, State.SUCCEEDED)
+    return min(states, key=lambda state: order.index(state[0]), default=None)
+
+
+def _state_of_folder(run_dir: Path) -> tuple[State, str] | None:
+    path = exit_status_path(run_dir)
     if not path.exists():
         return None
     status = path.read_text("utf-8").strip()
@@ -59,6 +75,14 @@ def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
 def array_folder(submission: Submission, index: str) -> Path:
     """Return the folder of one job of an array."""
     return submission.run_dir.with_name(f"{submission.run_dir.name}_{index}")
+
+
+def array_folders(submission: Submission) -> dict[str, Path]:
+    """Return the folders of an array's jobs by their indices, as far as they have begun."""
+    stem = f"{submission.run_dir.name}_"
+    folders = sorted(submission.run_dir.parent.glob(f"{escape(stem)}*"))
+    found = {folder.name.removeprefix(stem): folder for folder in folders}
+    return {index: folder for index, folder in found.items() if index.isdecimal()}
 
 
 def lines_of(
@@ -93,10 +117,8 @@ def _files(
     submission: Submission, tasks: Sequence[str], path_of: Callable[[Path, str], Path] | None
 ) -> Iterator[tuple[str, Path]]:
     """Yield the name and the file of each task, in the folder of the run and in those of an array's jobs."""
-    run_dir = submission.run_dir
-    folders = {"": run_dir}
-    for folder in sorted(run_dir.parent.glob(f"{escape(run_dir.name)}_*")):
-        folders[f"{folder.name.removeprefix(run_dir.name + '_')}/"] = folder
+    folders = {"": submission.run_dir}
+    folders |= {f"{index}/": folder for index, folder in array_folders(submission).items()}
     for prefix, folder in folders.items():
         for name in tasks:
             path = path_of(folder, name) if path_of else log_path(folder, submission.tasks.index(name))

@@ -4,15 +4,17 @@ The job's script generates the secret that the tasks share, starts all tasks by 
 start the job again when it ends with 138. Slurm waits for about two minutes before it does.
 """
 
+import contextlib
 import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import lines_of, state_of_exit_status
+from tfdist.engines.logs_and_exit_status import lines_of, state_of_array, state_of_exit_status
 from tfdist.engines.read_logs import until_end
 from tfdist.engines.slurm.script import batch_script
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
@@ -75,8 +77,7 @@ class Slurm:
             handle = submission.handle
             answer = _slurm("scontrol", *self._of_cluster(handle), "show", "job", handle.number)
         except _NoSuchJobError:
-            forgotten = State.UNKNOWN, "Slurm's controller has forgotten it"
-            return state_of_exit_status(submission) or forgotten
+            return _state_of_files(submission)
         words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
         if not words:
             return State.UNKNOWN, f"scontrol show job: {shown(answer)}"
@@ -84,6 +85,8 @@ class Slurm:
         # An array has several: what is not yet over comes first.
         order = (State.RUNNING, State.PENDING, State.FAILED, State.CANCELLED, State.SUCCEEDED)
         state = min(states, key=order.index)
+        if state is State.SUCCEEDED and (of_array := state_of_array(submission)):
+            return of_array  # the controller may have forgotten a job that has failed
         word, reason = words[states.index(state)]
         return state, word if reason == "None" else f"{word}: {reason}"
 
@@ -94,6 +97,9 @@ class Slurm:
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
         _slurm("scancel", *self._of_cluster(submission.handle), submission.handle.number)
+        with contextlib.suppress(OSError):  # which only leaves the state unknown, some minutes after its end
+            submission.run_dir.mkdir(parents=True, exist_ok=True)
+            _cancelled(submission).touch()
 
     def _of_cluster(self, handle: Handle) -> tuple[str, ...]:
         """Return the option for the cluster of a handle, where it is not the one of this host.
@@ -107,6 +113,20 @@ class Slurm:
         answer = _slurm("scontrol", "show", "config")
         match = re.search(r"^ClusterName\s*=\s*(\S+)", answer, re.MULTILINE)
         return match[1] if match else ""
+
+
+def _state_of_files(submission: Submission) -> tuple[State, str]:
+    """Return the state of a job that Slurm's controller has forgotten."""
+    ended = state_of_array(submission) or state_of_exit_status(submission)
+    if ended and ended[0] is State.SUCCEEDED:
+        return ended
+    if _cancelled(submission).exists():
+        return State.CANCELLED, ended[1] if ended else "before it began"
+    return ended or (State.UNKNOWN, "Slurm's controller has forgotten it")
+
+
+def _cancelled(submission: Submission) -> Path:
+    return submission.run_dir / "cancelled"
 
 
 class _NoSuchJobError(TfdistError, LookupError):

@@ -65,6 +65,48 @@ def test_an_sbatch_that_prints_no_number_is_one_line(answers, tmp_path):
         Slurm().submit(job(tmp_path), {})
 
 
+@pytest.fixture
+def forgotten(monkeypatch, tmp_path):
+    """Return a submission of a job that Slurm's controller has forgotten."""
+
+    def answer(*words, **_):
+        if words[0] == "scontrol":
+            raise slurm_module._NoSuchJobError("slurm", "Invalid job id specified")
+        return ""
+
+    monkeypatch.setattr(slurm_module, "_slurm", answer)
+    monkeypatch.setattr(Slurm, "_cluster_here", "")
+    return Submission(Handle("slurm", "", "7"), "x", tmp_path / "x-7", ("worker:0",), "tfdist submit slurm")
+
+
+def end(folder, status):
+    folder.mkdir(exist_ok=True)
+    (folder / "exit_status").write_text(f"{status}\n")
+
+
+def test_a_failed_job_of_an_array_decides_when_the_controller_has_forgotten_it(forgotten, answers, tmp_path):
+    assert Slurm().state(forgotten) == (State.UNKNOWN, "Slurm's controller has forgotten it")
+    end(tmp_path / "x-7_0", 0)
+    assert Slurm().state(forgotten) == (State.SUCCEEDED, "0: exit status 0")
+    (tmp_path / "x-7_1").mkdir()  # killed at once
+    end(tmp_path / "x-7_y-8", 3)  # of a job with another name
+    assert Slurm().state(forgotten) == (State.UNKNOWN, "1: no exit status")
+    end(tmp_path / "x-7_2", 3)
+    assert Slurm().state(forgotten) == (State.FAILED, "2: exit status 3")
+    answers(scontrol_show="   JobState=COMPLETED Reason=None\n")  # it still knows the last one
+    assert Slurm().state(forgotten) == (State.FAILED, "2: exit status 3")
+
+
+@pytest.mark.parametrize("status", [None, 0, 138])
+def test_a_cancelled_job_stays_cancelled(forgotten, status):
+    Slurm().cancel(forgotten)
+    wanted = State.CANCELLED
+    if status is not None:
+        end(forgotten.run_dir, status)
+        wanted = State.SUCCEEDED if status == 0 else wanted
+    assert Slurm().state(forgotten)[0] is wanted
+
+
 @pytest.mark.parametrize(
     ("answer", "state"),
     [
