@@ -86,12 +86,19 @@ class Job:
         names = [str(task) for task in self.tasks]
         return next((names.index(name) for name in ("chief:0", "worker:0") if name in names), 0)
 
+    @functools.cached_property
+    def _one_of_each(self) -> ClusterConfig:
+        return ClusterConfig.of_addresses({Task(role, 0): f"{role}:{self.port}" for role in self.counts})
+
     @property
     def serving_roles(self) -> tuple[str, ...]:
         """Return the roles whose tasks serve others, such as ps."""
-        addresses = {Task(role, 0): f"{role}:{self.port}" for role in self.counts}
-        cluster = ClusterConfig.of_addresses(addresses)
-        return tuple(role for role in sorted(self.counts) if cluster.with_task(role).serves)
+        return tuple(role for role in sorted(self.counts) if self._one_of_each.with_task(role).serves)
+
+    @property
+    def computing_roles(self) -> tuple[str, ...]:
+        """Return the roles whose tasks compute steps."""
+        return tuple(sorted({task.type for task in self._one_of_each.computing_tasks()}))
 
     @property
     def roles(self) -> str:

@@ -19,6 +19,7 @@ run_task() {
         export TF_NUM_INTRAOP_THREADS=${TF_NUM_INTRAOP_THREADS:-$threads}
         export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
     fi
+    share_gpus
     if [ $SLURM_PROCID = $lead ]; then export TFDIST_PROGRESS_FILE=$run_dir/logs/progress.json; fi
     run "$@"
     # A task of these ranks that a signal has killed, and that nobody has told to end, is started again: three
@@ -37,6 +38,29 @@ run_task() {
     if [ $status != 0 ] && [ -z "$is_alone" ]; then ln -s $status "$ends/first" 2> /dev/null; fi
     ln -s $status "$ends/$SLURM_PROCID"
     exit $status
+}
+
+# All tasks of a node see all GPUs of the job there, unless an option gives each its own. As the launcher does,
+# divide them among the tasks that compute, and hide them from the others: TensorFlow allocates the whole memory
+# of what it sees.
+share_gpus() {
+    if [ -z "${CUDA_VISIBLE_DEVICES:-}" ] || [ -z "${SLURM_GTIDS:-}" ] || [ $own_gpus ]; then return; fi
+    if [ "${SLURM_GPUS_PER_TASK:-}${SLURM_NTASKS_PER_GPU:-}${SLURM_GPU_BIND:-}" ]; then return; fi
+    local gpus ranks rank offset index='' count=0 part
+    IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"
+    IFS=, read -ra ranks <<< "$SLURM_GTIDS"  # of this node; numbered within a component, in some versions
+    offset=$((SLURM_PROCID - ranks[SLURM_LOCALID]))
+    for rank in "${ranks[@]}"; do
+        rank=$((rank + offset))
+        case " $computing_ranks " in *" $rank "*) ;; *) continue ;; esac
+        if [ $rank = $SLURM_PROCID ]; then index=$count; fi
+        count=$((count + 1))
+    done
+    if [ -z "$index" ]; then export CUDA_VISIBLE_DEVICES=-1; return; fi
+    part=$((${#gpus[@]} / count))
+    if [ $part = 0 ]; then part=1; export TF_FORCE_GPU_ALLOW_GROWTH=${TF_FORCE_GPU_ALLOW_GROWTH:-true}; fi
+    gpus=("${gpus[@]:index * part % ${#gpus[@]}:part}")
+    CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]}")
 }
 
 on_signal() {
@@ -120,8 +144,8 @@ tracking=$(scontrol show config 2> /dev/null | grep -o 'proctrack/[a-z]*')
 tracking=${tracking#proctrack/}
 # Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
 task=(bash -c "
-$(declare -p run_dir ends tracking restart_status saved_step lead alone_ranks threads)
-$(declare -f is_signal run_task on_signal run group_lives)
+$(declare -p run_dir ends tracking restart_status saved_step lead alone_ranks computing_ranks own_gpus threads)
+$(declare -f is_signal share_gpus run_task on_signal run group_lives)
 run_task \"\$@\"" task "${command[@]}")
 
 if [ "$alone_ranks" ]; then

@@ -20,6 +20,7 @@ from tfdist.trainer.sections.engine import SlurmSection
 
 _CORES_OPTION = "cpus-per-task"
 _NO_REQUEUE = "no-requeue"
+_GPUS_OF_A_TASK = {"gpus-per-task", "gpu-bind", "ntasks-per-gpu", "tres-bind", "tres-per-task"}
 _NUMBER = """\
 number=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 number=${number:-$SLURM_JOB_ID}"""
@@ -43,11 +44,15 @@ def batch_script(job: Job, options: Mapping[str, str]) -> str:
     words = job.words(python=python, run_dir=job.shell_place, config=SHELL_CONFIG)
     may_requeue = not any(_NO_REQUEUE in component.options for component in components)
     alone_ranks = (str(rank) for rank, task in enumerate(job.tasks) if task.type in job.alone)
+    computing_ranks = (str(rank) for rank, task in enumerate(job.tasks) if task.type in job.computing_roles)
+    names = {*section.srun, *(name for component in components for name in component.options)}
     variables = {
         "lead": job.chief_rank,
         "alone_ranks": " ".join(alone_ranks),
         "transient_roles": " ".join(sorted({*job.alone} - {"evaluator"})),
         "serving_roles": " ".join(job.serving_roles),
+        "computing_ranks": " ".join(computing_ranks),
+        "own_gpus": "yes" if names & _GPUS_OF_A_TASK else "",
         "threads": job.threads or "",
         "restart_status": LOST,
         "most_restarts": section.restarts if may_requeue else 0,

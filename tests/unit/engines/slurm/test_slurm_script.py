@@ -128,6 +128,41 @@ def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads,
 
 
 @pytest.mark.parametrize(
+    ("rank", "variables", "options", "seen"),
+    [
+        # Ranks: chief:0, ps:0, worker:0, worker:1. All are on one node.
+        ("2", {"SLURM_GTIDS": "0,1,2,3", "SLURM_LOCALID": "2"}, {}, "0,1 -"),
+        ("3", {"SLURM_GTIDS": "0,1,2,3", "SLURM_LOCALID": "3"}, {}, "2,3 -"),
+        ("0", {"SLURM_GTIDS": "0,1,2,3", "SLURM_LOCALID": "0"}, {}, "-1 -"),
+        ("1", {"SLURM_GTIDS": "0,1,2,3", "SLURM_LOCALID": "1"}, {}, "-1 -"),
+        # A worker has a node of its own, or a component, within which ranks are numbered.
+        ("3", {"SLURM_GTIDS": "3", "SLURM_LOCALID": "0"}, {}, "0,1,2,3 -"),
+        ("3", {"SLURM_GTIDS": "0,1", "SLURM_LOCALID": "1"}, {}, "2,3 -"),
+        # More tasks than GPUs.
+        ("3", {"SLURM_GTIDS": "2,3", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "5"}, {}, "5 true"),
+        # Each task has its own.
+        ("0", {"SLURM_GTIDS": "0,1,2,3", "SLURM_LOCALID": "0"}, {"gpus-per-task": "4"}, "0,1,2,3 -"),
+        ("2", {"SLURM_GTIDS": "2,3", "SLURM_LOCALID": "0", "SLURM_GPUS_PER_TASK": "4"}, {}, "0,1,2,3 -"),
+        # There are none.
+        ("2", {"SLURM_GTIDS": "2,3", "SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": ""}, {}, " -"),
+    ],
+)
+def test_the_tasks_of_a_node_divide_its_gpus(tmp_path, rank, variables, options, seen):
+    command = ["bash", "-c", "echo $CUDA_VISIBLE_DEVICES ${TF_FORCE_GPU_ALLOW_GROWTH:--}"]
+    script = Slurm().render(job(*command), options)
+    variables = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_PROCID": rank, **variables}
+    done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', **variables)
+    assert done.stderr == ""
+    log = tmp_path / "my runs" / "x-7" / "logs" / f"rank-{rank}.log"
+    assert log.read_text().split() == seen.split()
+
+
+def test_the_tasks_that_compute_are_workers_or_those_who_have_no_servers():
+    assert job().computing_roles == ("worker",)
+    assert job(counts={"chief": 1, "worker": 2, "evaluator": 1}).computing_roles == ("chief", "worker")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"Gpu": "1"}, "--sbatch: expected a long option and its value, such as partition=gpu, received 'Gpu'"),
