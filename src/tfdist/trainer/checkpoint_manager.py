@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,7 @@ class _Facts(msgspec.Struct):
     is_pending: bool = False
     callbacks: CallbackFacts = msgspec.field(default_factory=CallbackFacts)
     start: str = ""  # the mark of the launch that has written it
+    seconds: float = 0.0  # that the run had taken, all its starts together
 
 
 class CheckpointManager:
@@ -64,6 +66,7 @@ class CheckpointManager:
     Attributes:
         writer: Writes the checkpoints, in the background if the config says so.
         history: The starts of the run.
+        seconds_before: The seconds that the run had taken up to the checkpoint from which it resumes.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -77,6 +80,7 @@ class CheckpointManager:
         self.history = RunHistory(context.folder, context.remote)
         self._found: SharedCheckpoint[_Facts] | None = None
         self.newest_step: int | None = None  # of the checkpoints
+        self.seconds_before, self._began = 0.0, time.monotonic()
         self.skipped: tuple[int, ...] = ()  # numbers of global batches
         self.has_ended = False  # whether the training has ended with the newest checkpoint
         # Whether the evaluation and the callbacks that are due at its step are still to be done.
@@ -115,6 +119,8 @@ class CheckpointManager:
             check=self._check,
         )
         step = 0 if found is None else found.step
+        if found is not None and not self.history.starts:  # otherwise this start has written it
+            self.seconds_before = found.facts.seconds
         call_on_chief(self._strategy, lambda: self.history.begin(step), is_chief=self._is_chief)
         self.has_ended = found is not None and self._is_over(found.facts)
         self.is_pending = found is not None and found.facts.is_pending
@@ -211,6 +217,7 @@ class CheckpointManager:
                 is_pending=is_pending,
                 callbacks=callbacks or CallbackFacts(),
                 start=self._start,
+                seconds=self.seconds_before + time.monotonic() - self._began,
             )
         )
         keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]

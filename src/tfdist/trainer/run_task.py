@@ -219,7 +219,7 @@ def _report(
     local = build_model(config, data)
     local.set_weights(weights)
     _check_answers(context, run, local, outputs, results["accuracy"])
-    steps = max(1, run.step - run.begun_at)
+    steps = run.step - run.begun_at  # 0 where a run that is done is evaluated and exported again
     return RunReport(
         data=data.name,
         substitute_for=data.substitute_for,
@@ -232,8 +232,8 @@ def _report(
         starts=len(run.history),
         steps_lost=sum(start.lost for start in run.history),
         export=context.folder.shown(_export(context, local, outputs, results, run.step)),
-        seconds=time.monotonic() - started,
-        bytes_sent_per_step={task: round(count / steps) for task, count in sent.items()},
+        seconds=run.seconds_before + time.monotonic() - started,
+        bytes_sent_per_step={task: round(count / steps) for task, count in sent.items()} if steps else {},
         config=recorded_sections(config),
         versions=versions(),
     )

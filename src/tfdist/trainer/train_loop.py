@@ -110,6 +110,11 @@ class Run:
         self._epoch_totals: Totals | None = None  # of the part of an epoch that is done; for callbacks
 
     @property
+    def seconds_before(self) -> float:
+        """Return the seconds that earlier starts of the run took, up to the checkpoint of this one."""
+        return self._checkpoint_manager.seconds_before
+
+    @property
     def history(self) -> tuple[Start, ...]:
         """Return all starts of the run, which only the chief knows."""
         return self._checkpoint_manager.history.starts

@@ -1,5 +1,6 @@
 """The model to be exported is compared with the one that was trained, by the classes of the test images."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,3 +30,17 @@ def test_an_image_or_two_may_be_of_another_class(tmp_path, cache, monkeypatch, e
     else:
         with pytest.raises(TfdistError, match=r"^the model to be exported: classifies 0\.9"):
             check()
+
+
+@pytest.mark.parametrize(("begun_at", "sent"), [(4, {"worker:0": 3}), (10, {})])
+def test_the_report_has_the_bytes_of_a_step_if_there_was_one(tmp_path, cache, monkeypatch, begun_at, sent):
+    monkeypatch.setattr(run_task, "build_model", lambda *_: SimpleNamespace(set_weights=lambda _: None))
+    monkeypatch.setattr(run_task, "_check_answers", lambda *_: None)
+    monkeypatch.setattr(run_task, "_export", lambda *_: tmp_path)
+    data = open_data("digits", examples=(100, 100), cache_dir=cache)
+    context = SimpleNamespace(config=Config(), data=data, folder=SimpleNamespace(shown=str))
+    run = SimpleNamespace(step=10, begun_at=begun_at, skipped_batches=[], history=(), seconds_before=100.0)
+    results = {"accuracy": 1.0, "loss": 0.0}
+    report = run_task._report(context, run, [], "logits", results, {"worker:0": 18}, time.monotonic())
+    assert report.bytes_sent_per_step == sent
+    assert report.seconds >= 100.0

@@ -97,3 +97,16 @@ def test_the_fingerprint_decides_whether_the_data_are_the_same(tmp_path, cache):
         manager_of(tmp_path, "{}", cache, name="/b/photos", fingerprint="0" * 12).find()
     with pytest.raises(ConfigError, match=r"data\.fingerprint '[0-9a-f]{12}', but now it is '000000000000'"):
         manager_of(tmp_path, "{}", cache, name="/a/photos", fingerprint="0" * 12).find()
+
+
+def test_a_checkpoint_has_the_seconds_of_all_starts(tmp_path, cache, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tfdist.trainer.checkpoint_manager.time.monotonic", lambda: now[0])
+    for before, after in ((0.0, 30.0), (30.0, 60.0)):
+        manager = manager_of(tmp_path, "{}", cache)
+        manager.find()
+        assert manager.seconds_before == before
+        now[0] += 30.0
+        manager.save(int(after), {"a": np.zeros(2)}, {})
+        assert manager.find() == after  # as after a NaN
+        assert manager.seconds_before == before
