@@ -8,6 +8,7 @@ them: --task says which, or a scheduler's variables do. Without a cluster it tra
 
 import contextlib
 import json
+import logging
 import os
 import shlex
 import sys
@@ -34,6 +35,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
 from tfdist.launcher.console import ScreenOptions
+from tfdist.launcher.environment import LAUNCH, thread_variables
 from tfdist.launcher.progress_without_launcher import showing_progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
@@ -41,7 +43,9 @@ from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, config_text, plan_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
+from tfdist.trainer.sections.starting_and_watching_tasks import LaunchSection
 
+_log = logging.getLogger("tfdist")
 # A run of seconds with two evaluations, two checkpoints and the export.
 _SMOKE = (
     "train.steps=4",
@@ -210,6 +214,8 @@ def _command_of_tasks(settings: Settings, changes: Sequence[str], folder: RunFol
 
 def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen: ScreenOptions) -> None:
     """Train as one task, in this process."""
+    if LAUNCH not in os.environ:
+        _apply_without_launcher(settings.config.launch, is_chief=cluster.is_chief)
     if not is_launched():  # under a launcher, the log files keep TensorFlow's notes
         load_tensorflow_quietly()
     from tfdist.trainer.run_task import train  # loads TensorFlow, which the launcher does not need
@@ -226,6 +232,19 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
         report = train(settings.config, cluster, folder)
     if report is not None and is_alone and not screen.json:
         _print_report(folder)
+
+
+def _apply_without_launcher(section: LaunchSection, *, is_chief: bool) -> None:
+    """Set the threads of this process, as a launcher does for its tasks; log which other keys do nothing."""
+    os.environ.update(thread_variables(section.threads))
+    ignored = [
+        f"launch.{name}"
+        for name in ("pin", "restarts", "network_isolation")
+        if getattr(section, name) != getattr(LaunchSection(), name)
+    ]
+    if ignored and is_chief:
+        verb = "has" if len(ignored) == 1 else "have"
+        _log.info("%s %s no effect here: no launcher has started this process", ", ".join(ignored), verb)
 
 
 def _write_page(folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.errors import ConfigError
+from tfdist.launcher.environment import thread_variables
 from tfdist.trainer.sections.engine import EngineSection
 
 # Words of a command that depend on where and when it runs.
@@ -108,8 +109,7 @@ class Job:
     @property
     def thread_variables(self) -> dict[str, str]:
         """Return the variables with the number of threads, if the config asks for one."""
-        names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-        return {} if self.threads is None else dict.fromkeys(names, str(self.threads))
+        return thread_variables(self.threads)
 
     @property
     def shell_variables(self) -> str:

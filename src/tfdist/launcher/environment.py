@@ -28,6 +28,7 @@ _PYTHON_VARIABLES = {
     "PYTHONUNBUFFERED": "1",  # otherwise SIGKILL loses the last lines
     "PYTHONFAULTHANDLER": "1",  # the log of a crash in TensorFlow's C++ ends with Python's traceback
 }
+_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _FLAGS_FOR_ONEDNN = {"avx2", "fma"}
 # Up to 2.14, oneDNN crashed or failed at products and convolutions in bfloat16 with AVX2 alone.
 _FIRST_VERSION_WITH_ONEDNN = (2, 15)
@@ -57,6 +58,11 @@ def task_environment(
     given = {**inherited_variables(), **defaults, **share.visible(), **forced, **(wanted or {})}
     own = {"TF_CONFIG": cluster.tf_config_json(*task)}
     return {**width, **default_variables(), **given, **own}
+
+
+def thread_variables(threads: int | None) -> dict[str, str]:
+    """Return the variables with the threads of an operation of a task, if a config asks for a number."""
+    return {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
 
 
 def default_variables() -> dict[str, str]:

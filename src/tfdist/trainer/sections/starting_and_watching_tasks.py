@@ -37,10 +37,10 @@ class MetricsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Set how a cluster on this machine is started."""
+    """Set how a cluster on this machine is started; the threads also without a launcher."""
 
     threads: Annotated[
-        Positive | None, doc("Threads of each task; by default, the tasks share the cores.")
+        Positive | None, doc("Threads of each task; by default, the tasks of a machine share its cores.")
     ] = None
     pin: Annotated[bool, doc("Bind each task that computes to cores of its own.")] = False
     restarts: Annotated[
