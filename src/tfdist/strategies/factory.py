@@ -185,6 +185,10 @@ def check_strategy(cluster: ClusterConfig, strategy: str = "auto", **options: An
 
 
 def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) -> StrategyName:
+    backend = tf.keras.backend.backend()
+    if backend != "tensorflow":
+        remedy = "Unset KERAS_BACKEND, or set it to tensorflow; ~/.keras/keras.json may name another one too"
+        raise ConfigError("Keras", expected="the backend tensorflow", received=backend, remedy=remedy)
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = options.logical_devices or (gpus if is_gpu_used(options.device, gpus) else 1)
     name = strategy_name(strategy, cluster, devices=devices)

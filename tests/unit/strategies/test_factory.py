@@ -30,6 +30,12 @@ def test_one_process_gets_one_device_by_itself(caplog):
     assert "strategy auto takes one_device: one process" in caplog.text
 
 
+def test_another_backend_of_keras_is_one_line(monkeypatch):
+    monkeypatch.setattr(tf.keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ConfigError, match=r"^Keras: expected the backend tensorflow, received jax\. Unset"):
+        make_strategy()
+
+
 def test_an_evaluator_trains_with_nobody():
     strategy = make_strategy(cluster(("evaluator", 0), chief=1, worker=2, ps=1, evaluator=1))
 
