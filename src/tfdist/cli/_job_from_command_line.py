@@ -76,38 +76,49 @@ def requested(
     engine = find_engine(name)
     earlier = _earlier_run(resume, engine, run_dir) if resume is not None else None
     runs = (earlier.runs if earlier else run_dir) or "runs"
-    place = path_or_address(runs, "--run_dir")
-    address = place if isinstance(place, str) else ""
-    if address and config is None:
-        problem = f"{shown(address)} is an address, which only --config takes"
-        raise ConfigError("--run_dir", problem, remedy="Pass it to the script by a flag of its own")
-    if address and not getattr(engine, "takes_addresses", False):
-        local_path(address, "--run_dir")  # raises
-    folder = absolute_path(local_path("runs" if address else runs, "--run_dir"), "--run_dir")
-    check_utf_8("--run_dir", str(folder))
-    check_utf_8("current folder", str(absolute_path(Path(), "current folder")))
+    folder, address = _folder_and_address(runs, engine, is_of_script=config is None)
     if config is None:
         if set:
             raise ConfigError("--set", "changes a config, but --config is missing", remedy="Leave it out")
-        cluster = ClusterConfig.local(workers=2 if workers is None else workers, ps=ps)
-        check_alone(cluster, alone, "--alone")
-        job = Job(
-            name=_name_of(next((word for word in command if word.endswith(".py")), command[0])),
-            command=tuple(command),
-            counts=cluster.counts,
-            folder=folder,
-            made_by=made_by(),
-            alone=tuple(alone),
-        )
+        job = _job_of_script(command, 2 if workers is None else workers, ps, alone, folder)
     elif workers is not None or ps or alone:
         problem = "are for a script, but --config is given"
         remedy = "Change its sections `cluster` and `strategy`"
         raise ConfigError("--workers, --ps, --alone", problem, remedy=remedy)
     else:
-        job = replace(_job_of_config(config, set, folder), address=address)
+        job = _job_of_config(config, set, folder, address)
     if earlier:
         job = replace(job, run=earlier.name)
     return engine, job, options_of([*sbatch, *option], getattr(engine, "repeatable", ()))
+
+
+def _folder_and_address(run_dir: str, engine: Engine, *, is_of_script: bool) -> tuple[Path, str]:
+    """Return the folder of the runs on this machine, and the address of the runs if they have one."""
+    place = path_or_address(run_dir, "--run_dir")
+    address = place if isinstance(place, str) else ""
+    if address and is_of_script:
+        problem = f"{shown(address)} is an address, which only --config takes"
+        raise ConfigError("--run_dir", problem, remedy="Pass it to the script by a flag of its own")
+    if address and not getattr(engine, "takes_addresses", False):
+        local_path(address, "--run_dir")  # raises
+    folder = absolute_path(local_path("runs" if address else run_dir, "--run_dir"), "--run_dir")
+    check_utf_8("--run_dir", str(folder))
+    check_utf_8("current folder", str(absolute_path(Path(), "current folder")))
+    return folder, address
+
+
+def _job_of_script(command: Sequence[str], workers: int, ps: int, alone: Sequence[str], folder: Path) -> Job:
+    """Return the job that runs a script's command as each task of a cluster."""
+    cluster = ClusterConfig.local(workers=workers, ps=ps)
+    check_alone(cluster, alone, "--alone")
+    return Job(
+        name=_name_of(next((word for word in command if word.endswith(".py")), command[0])),
+        command=tuple(command),
+        counts=cluster.counts,
+        folder=folder,
+        made_by=made_by(),
+        alone=tuple(alone),
+    )
 
 
 class _EarlierRun(NamedTuple):
@@ -141,7 +152,7 @@ def earlier_handle(text: str) -> Handle | None:
     return Handle.parse(text) if text.partition("://")[0] in engine_names() else None
 
 
-def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
+def _job_of_config(config: str, changes: Sequence[str], folder: Path, address: str) -> Job:
     """Return the job that trains as a config file and the changes to it say."""
     check_not_stream(config)
     settings = read_config(config, changes)
@@ -159,6 +170,7 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path) -> Job:
         command=train_command(CONFIG, RUN_DIR, changes),
         counts=cluster.counts or {"worker": 1},
         folder=folder,
+        address=address,
         made_by=made_by(),
         config=absolute_path(Path(config), "--config"),
         threads=settings.config.launch.threads,
