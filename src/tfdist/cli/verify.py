@@ -26,6 +26,8 @@ from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Settings, read_config
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tfdist.trainer.equivalence import Difference
 
 _log = logging.getLogger("tfdist")
@@ -114,30 +116,8 @@ def _run(words: list[str]) -> None:
 
 
 def _show(differences: Sequence["Difference"], name: str) -> int:
-    from rich.box import SIMPLE
-    from rich.table import Column, Table
-
-    names = ("step", "loss alone", "loss of the cluster", "worst difference", "of", "allowed")
-    table = Table(
-        *(Column(name, overflow="fold") for name in names), box=SIMPLE, pad_edge=False, collapse_padding=True
-    )
-    rows = [(f"{difference.loss:.10g}", f"{difference.other_loss:.10g}") for difference in differences]
-    for place, cells in enumerate(
-        zip(*rows, strict=True), 1
-    ):  # numbers in one piece, on a narrow terminal too
-        table.columns[place].min_width = max(map(len, cells), default=0)
-    for difference in differences:
-        style = None if difference.is_allowed else "bold red"
-        row = (
-            f"{difference.step}",
-            f"{difference.loss:.10g}",
-            f"{difference.other_loss:.10g}",
-            f"{difference.worst:.1e}",
-            difference.where,
-        )
-        table.add_row(*row, f"{difference.allowed:.1e}", style=style)
     console = console_for_tables()
-    console.print(table)
+    console.print(_table(differences))
     wrong = next((difference for difference in differences if not difference.is_allowed), None)
     if wrong is None:
         console.print(f"{name} computes what one process computes: {len(differences)} steps", style="bold")
@@ -146,6 +126,23 @@ def _show(differences: Sequence["Difference"], name: str) -> int:
         f"{name} differs from one process from step {wrong.step} on, first in {wrong.where}", style="bold red"
     )
     return 1
+
+
+def _table(differences: Sequence["Difference"]) -> "Table":
+    from rich.box import SIMPLE
+    from rich.table import Column, Table
+
+    names = ("step", "loss alone", "loss of the cluster", "worst difference", "of", "allowed")
+    columns = [Column(name, overflow="fold") for name in names]
+    table = Table(*columns, box=SIMPLE, pad_edge=False, collapse_padding=True)
+    for difference in differences:
+        losses = f"{difference.loss:.10g}", f"{difference.other_loss:.10g}"
+        rest = f"{difference.worst:.1e}", difference.where, f"{difference.allowed:.1e}"
+        style = None if difference.is_allowed else "bold red"
+        table.add_row(f"{difference.step}", *losses, *rest, style=style)
+        for column, loss in zip(columns[1:], losses, strict=False):  # in one piece, on a narrow terminal too
+            column.min_width = max(column.min_width or 0, len(loss))
+    return table
 
 
 if __name__ == "__main__":
