@@ -99,15 +99,11 @@ def tune(bench: Bench, tries: Sequence[Candidate]) -> Tuning:
     ]
     _measure(bench, base, tried)
     same = [change for change in tried if change.candidate is not None and change.candidate.keeps]
-    best = chosen(same)
+    best, together = chosen(same), None
     if len(best) > 1:
-        together = scenario
-        for change in best:
-            together = change.candidate.applied(together) if change.candidate else together
-        both, again = Tried(_TOGETHER, replace(together, name=_TOGETHER)), Tried(_UNCHANGED, scenario)
-        _measure(bench, again, [both])
-        same.append(both)
-        if not both.helps or both.gain < best[0].gain:
+        together = _tried_together(bench, scenario, best)
+        same.append(together)
+        if not together.helps or together.gain < best[0].gain:
             best = best[:1]
     samples = [sample for change in (base, *tried) for sample in change.samples]
     helpful = [change.candidate for change in best if change.candidate is not None]
@@ -118,14 +114,22 @@ def tune(bench: Bench, tries: Sequence[Candidate]) -> Tuning:
         other=[change for change in tried if change not in same],
         yaml=lines,
         environment=environment,
-        advice=_advice(
-            lines, environment, next((change for change in same if change.name == _TOGETHER), None), best
-        ),
+        advice=_advice(lines, environment, together, best),
         cores=len(own_cores()),
         outside=max((sample.outside for sample in samples if sample.outside is not None), default=None),
         shortest=bench.steps * min(sample.step for sample in samples),
         spread=(max(base.speeds) - min(base.speeds)) / statistics.median(base.speeds),
     )
+
+
+def _tried_together(bench: Bench, scenario: Scenario, changes: Sequence[Tried]) -> Tried:
+    """Measure several changes at once against the unchanged scenario."""
+    changed = scenario
+    for change in changes:
+        changed = change.candidate.applied(changed) if change.candidate else changed
+    together = Tried(_TOGETHER, replace(changed, name=_TOGETHER))
+    _measure(bench, Tried(_UNCHANGED, scenario), [together])
+    return together
 
 
 def chosen(tried: Sequence[Tried]) -> list[Tried]:
