@@ -97,17 +97,7 @@ def _main(
         check_not_stream(config)  # the tasks, or this one after a change of the cluster, read it again
     settings.check_elastic(cluster)
     settings.check_evaluator()
-    # All tasks of a run share its folder, so without a launcher its name must not contain the time.
-    is_whole = cluster.is_on_ports_of_ours or not cluster
-    name = f"{Path(config).stem}{'-smoke' if smoke else ''}"
-    default = stamped_run_folder(name) if is_whole else Path("runs", name)
-    folder = find_run_folder(run_dir, default, os.environ)
-    is_new = is_whole and not dry_run and run_dir is None
-    with contextlib.ExitStack() as stack:
-        if is_new and folder.root == absolute_path(default, "run folder"):
-            claimed = stack.enter_context(claimed_run_folder(name))
-            folder = find_run_folder(run_dir, claimed, os.environ)
-            stack.enter_context(_command_to_continue_shown(config, set, smoke=smoke, folder=folder))
+    with _run_folder(config, set, run_dir, cluster, dry_run=dry_run, smoke=smoke) as folder:
         check_utf_8("run folder", str(folder.root))
         if dry_run:
             _check(settings, cluster, folder)
@@ -117,6 +107,32 @@ def _main(
             raise _which_task(cluster, settings)
         else:
             _train(settings, cluster, folder, screen)
+
+
+@contextlib.contextmanager
+def _run_folder(
+    config: str,
+    changes: Sequence[str],
+    run_dir: str | None,
+    cluster: ClusterConfig,
+    *,
+    dry_run: bool,
+    smoke: bool,
+) -> Iterator[RunFolder]:
+    """Yield the folder of the run; if it is a new one, print how to continue the run when it is stopped."""
+    # All tasks of a run share its folder, so without a launcher its name must not contain the time.
+    is_whole = cluster.is_on_ports_of_ours or not cluster
+    name = f"{Path(config).stem}{'-smoke' if smoke else ''}"
+    default = stamped_run_folder(name) if is_whole else Path("runs", name)
+    folder = find_run_folder(run_dir, default, os.environ)
+    is_new = is_whole and not dry_run and run_dir is None
+    if not is_new or folder.root != absolute_path(default, "run folder"):
+        yield folder
+        return
+    with claimed_run_folder(name) as claimed:
+        folder = find_run_folder(run_dir, claimed, os.environ)
+        with _command_to_continue_shown(config, changes, smoke=smoke, folder=folder):
+            yield folder
 
 
 @contextlib.contextmanager
