@@ -76,7 +76,8 @@ class CheckpointManager:
         self._place, self._remote = context.folder.shown(self._folder), context.remote
         self._total = total_steps(config, data)
         self._strategy, self._is_chief = context.strategy, context.is_chief
-        self.writer = CheckpointWriter(background=config.checkpoint.background)
+        section = config.checkpoint
+        self.writer = CheckpointWriter(self._folder, keep=section.keep, background=section.background)
         self.history = RunHistory(context.folder, context.remote)
         self._found: SharedCheckpoint[_Facts] | None = None
         self.newest_step: int | None = None  # of the checkpoints
@@ -220,13 +221,13 @@ class CheckpointManager:
                 seconds=self.seconds_before + time.monotonic() - self._began,
             )
         )
-        keep, also = self._config.checkpoint.keep, [self._best.get("step", 0)]
+        also = [self._best.get("step", 0)]
 
         def upload() -> None:
             if self._remote is not None:
-                self._remote.put_checkpoint(step, keep, also)
+                self._remote.put_checkpoint(step, self._config.checkpoint.keep, also)
 
-        self.writer.save(self._folder, step, values, facts, keep=keep, also=also, files=files, then=upload)
+        self.writer.save(step, values, facts, also=also, files=files, then=upload)
 
 
 def check_total(place: str, step: int, total: int) -> None:

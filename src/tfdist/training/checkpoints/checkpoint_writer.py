@@ -26,26 +26,25 @@ class CheckpointWriter:
     more than two copies of the variables.
     """
 
-    def __init__(self, *, background: bool) -> None:
-        """Start the thread that writes, if training is not to wait for the disk."""
+    def __init__(self, folder: Path, *, keep: int, background: bool) -> None:
+        """Write to a folder, in which the newest `keep` stay; `background` is not to wait for the disk."""
+        self._folder, self._keep = folder, keep
         self._thread = ThreadPoolExecutor(1, "tfdist-checkpoint") if background else None
         self._writing: Future[None] | None = None
 
     def save(
         self,
-        folder: Path,
         step: int,
         values: Mapping[str, Any],
         facts: Mapping[str, Any],
         *,
-        keep: int,
         also: Sequence[int] = (),
         files: Mapping[str, bytes] | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> None:
         """Write a checkpoint as `checkpoint.save` does, record that, remove old ones, and call `then`.
 
-        The newest `keep` stay, and those of the steps in `also`.
+        The checkpoints of the steps in `also` stay besides the newest ones.
 
         Raises:
             StorageError: See `write`.
@@ -54,12 +53,12 @@ class CheckpointWriter:
 
         def write() -> None:
             begun = time.monotonic()
-            checkpoint.save(folder, step, kept, facts, files)
+            checkpoint.save(self._folder, step, kept, facts, files)
             ended = time.monotonic()
             waited = (ended if self._thread is None else begun) - began
             record(CheckpointSaved(step=step, seconds=ended - began, waited=waited))
             write_saved_step(step)
-            checkpoint.prune(folder, keep, [*also, step])  # newer ones may be damaged
+            checkpoint.prune(self._folder, self._keep, [*also, step])  # newer ones may be damaged
             then()
 
         self.write(write)

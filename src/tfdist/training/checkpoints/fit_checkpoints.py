@@ -84,7 +84,7 @@ def open_checkpoints(
             check_same_call(strategy)
             with (
                 ServerTermination(servers) as server_termination,
-                CheckpointWriter(background=option.background) as writer,
+                CheckpointWriter(option.folder, keep=option.keep, background=option.background) as writer,
             ):
                 yield FitCheckpoints(option, model, strategy, callbacks, notice, server_termination, writer)
             _finished_here.add(option.folder.absolute())
@@ -350,10 +350,7 @@ class FitCheckpoints(FitHooks):
             seed=self.seed,
             is_stopped=is_stopped,
         )
-        option = self._option
-        self._writer.save(
-            option.folder, self.step, values, msgspec.to_builtins(facts), keep=option.keep, files=files
-        )
+        self._writer.save(self.step, values, msgspec.to_builtins(facts), files=files)
 
     def _place(self, *, is_within: bool) -> Place:
         position, data = self._position, self._training.runner.place()

@@ -137,11 +137,11 @@ def test_a_damaged_checkpoint_of_a_later_step_is_not_kept_in_place_of_the_last_o
     save(tmp_path, 9, values(), {})
     (tmp_path / "9" / "about.json").unlink()
     (tmp_path / "9" / "notes").touch()
-    with CheckpointWriter(background=False) as writer:
+    with CheckpointWriter(tmp_path, keep=1, background=False) as writer:
         for step in (3, 4):
-            writer.save(tmp_path, step, values(), {}, keep=1)
+            writer.save(step, values(), {})
         assert list_steps(tmp_path) == [4, 9]
-        writer.save(tmp_path, 9, values(), {}, keep=1)
+        writer.save(9, values(), {})
     assert list_steps(tmp_path) == [9]
     assert open_checkpoint(tmp_path / "9").step == 9
 

@@ -16,14 +16,14 @@ def _refuse():
     raise StorageError("the disk", "is full", remedy="Free some space")
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits():
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path):
     may_end, written = threading.Event(), []
 
     def first():
         assert may_end.wait(SECONDS)
         written.append(1)
 
-    with CheckpointWriter(background=True) as writer:
+    with CheckpointWriter(tmp_path, keep=1, background=True) as writer:
         writer.write(first)
         assert not written
         threading.Timer(0.1, may_end.set).start()
@@ -32,17 +32,17 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits()
     assert written == [1, 2]
 
 
-def test_without_a_background_it_is_written_at_once():
+def test_without_a_background_it_is_written_at_once(tmp_path):
     written = []
-    with CheckpointWriter(background=False) as writer:
+    with CheckpointWriter(tmp_path, keep=1, background=False) as writer:
         writer.write(lambda: written.append(1))
         assert written == [1]
         with pytest.raises(StorageError):
             writer.write(_refuse)
 
 
-def test_an_error_is_raised_by_the_next_call_or_at_the_end():
-    writer = CheckpointWriter(background=True)
+def test_an_error_is_raised_by_the_next_call_or_at_the_end(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=1, background=True)
     writer.write(_refuse)
     with pytest.raises(StorageError, match="is full"):
         writer.write(_refuse)
@@ -52,8 +52,8 @@ def test_an_error_is_raised_by_the_next_call_or_at_the_end():
         pass
 
 
-def test_the_error_that_ends_a_run_comes_first(caplog):
-    writer = CheckpointWriter(background=True)
+def test_the_error_that_ends_a_run_comes_first(caplog, tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=1, background=True)
     writer.write(_refuse)
     with caplog.at_level(logging.WARNING, "tfdist"), pytest.raises(KeyError), writer:
         raise KeyError("of the training")
