@@ -223,6 +223,17 @@ def test_slurm_outside_of_srun_is_a_single_process():
     )
 
 
+def test_a_terminal_of_slurm_is_no_cluster():
+    shell = slurm(nodes="n1", per_node="1", rank=0, tasks=1)
+    assert found(SLURM_PTY_PORT="39893", **shell) == ClusterConfig()
+    tasks = slurm(tasks=4, SLURM_PTY_PORT="39893")  # of an srun that is typed in it
+    assert len(found(**tasks).worker) == 4
+    with pytest.raises(
+        ConfigError, match=r"says 1 tasks, but sizes .*`env -u SLURM_PROCID` before the command"
+    ):
+        found({"worker": 2}, **shell)
+
+
 def test_slurm_malformed_or_contradicting():
     refused("SLURM_STEP_TASKS_PER_NODE: is not set", SLURM_STEP_NODELIST="a", SLURM_PROCID="0")
     refused("SLURM_STEP_TASKS_PER_NODE: expected counts such as 2(x3),1, received 'x'", **slurm(per_node="x"))

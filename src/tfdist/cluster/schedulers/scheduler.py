@@ -55,14 +55,24 @@ class Scheduler(ABC):
 
 
 def by_rank(
-    ranked: Sequence[str], rank: int, counts: TaskCounts | None, hosts_name: str, rank_name: str
+    ranked: Sequence[str],
+    rank: int,
+    counts: TaskCounts | None,
+    hosts_name: str,
+    rank_name: str,
+    more_remedy: str = "",
 ) -> Claim:
-    """Return a claim that assigns the ranks to the roles."""
+    """Return a claim that assigns the ranks to the roles.
+
+    Raises:
+        ConfigError: The numbers differ; the remedy ends with `more_remedy`.
+    """
     counts = counts or TaskCounts({"worker": len(ranked)}, hosts_name)
     by_role = dict(sorted(counts.by_role.items()))
     if (total := sum(by_role.values())) != len(ranked):
         problem = f"says {len(ranked)} tasks, but {counts.said_by} says {counts}"
-        raise ConfigError(hosts_name, problem, remedy=f"Start {total} tasks, or change the latter")
+        remedy = ". ".join(filter(None, [f"Start {total} tasks, or change the latter", more_remedy]))
+        raise ConfigError(hosts_name, problem, remedy=remedy)
     if rank >= len(ranked):
         raise ConfigError(
             rank_name, expected=f"a rank below {len(ranked)} ({hosts_name})", received=str(rank)

@@ -24,7 +24,10 @@ class Slurm(Scheduler):
     @property
     def present(self) -> bool:
         """Return whether srun started this process."""
-        # A batch script outside of srun is one process, whatever the size of the allocation.
+        # A batch script outside of srun is one process, whatever the size of the allocation. So is a shell in
+        # which a user types, as `srun --pty bash` starts it: a step of one task with a terminal.
+        if self._environ.get("SLURM_PTY_PORT") and self._environ.get("SLURM_STEP_NUM_TASKS") == "1":
+            return False
         return all(self._environ.get(name) for name in ("SLURM_STEP_NODELIST", "SLURM_PROCID"))
 
     def claim(self, counts: TaskCounts | None = None, port: int | None = None) -> Claim:
@@ -44,7 +47,9 @@ class Slurm(Scheduler):
             for group in self._groups(hosts)
             for host, i in self._distributed([(host, i) for host in group for i in range(tasks[host])])
         ]
-        return by_rank(ranked, rank, counts, "SLURM_STEP_NODELIST", "SLURM_PROCID")
+        alone = "`env -u SLURM_PROCID` before the command starts all of them here"
+        remedy = alone if len(ranked) == 1 else ""
+        return by_rank(ranked, rank, counts, "SLURM_STEP_NODELIST", "SLURM_PROCID", remedy)
 
     def _groups(self, hosts: list[str]) -> list[list[str]]:
         """Return the hosts of the step, by component of the job, as Slurm numbers the ranks.
