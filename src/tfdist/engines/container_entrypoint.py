@@ -9,7 +9,7 @@ count only losses soon after a start, which may come before the chief knows of t
 
 If all tasks see the file of the chief's last checkpoint, the chief's container writes a mark beside it when
 the chief has ended with 0. A ps or a worker that starts again after that would wait for its chief for ten
-minutes. It ends with 0.
+minutes. It ends with 0. The mark is that of one job: a later one may have the same folder.
 
 In clouds the config comes in environment variables. It is written to a file, whose name is passed for the
 word {config}. On SageMaker this also does what no part of the service does:
@@ -21,6 +21,7 @@ word {config}. On SageMaker this also does what no part of the service does:
 """
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -38,6 +39,7 @@ from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.process_tree import adopt_orphans, in_session
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import clear_failure, failure_file, write_failure
+from tfdist.transport.authentication import find_secret
 
 ENTRYPOINT = ("python", "-m", "tfdist.engines.container_entrypoint")
 RESTARTS = "TFDIST_RESTARTS"  # how often the command may be started again without a new checkpoint
@@ -87,7 +89,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
         if "SM_RESOURCE_CONFIG" in environ:
             print(f"tfdist: this container is {cluster.task}", flush=True)
         shared = environ.get(SAVED_STEP_FILE)
-        mark = Path(shared).with_name(_CHIEF_ENDED) if shared else None
+        mark = _Mark(Path(shared), find_secret(environ)) if shared else None
         leads = cluster.is_chief and not cluster.is_evaluator
         if leads:
             saved = Path(environ.setdefault(SAVED_STEP_FILE, str(Path(folder, SAVED_STEP))))
@@ -95,16 +97,36 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
             with storage_errors(saved.parent):
                 saved.parent.mkdir(parents=True, exist_ok=True)
                 if mark:
-                    mark.unlink(missing_ok=True)
+                    mark.remove()
         served = mark if cluster.serves else None
         status, end = _RestartedCommand(words, environ, served).run(int(environ.get(RESTARTS, 0)))
         if mark and leads and status == 0:
             with contextlib.suppress(OSError):  # the others then wait, and end all the same
-                mark.touch()
+                mark.write()
     failure = failure_file(environ)
     if status and failure is not None and not failure.exists():
         write_failure(environ, f"{' '.join(command)} {end}")
     return status
+
+
+class _Mark:
+    """The mark of the clean end of a job's chief, beside the file of its last checkpoint."""
+
+    def __init__(self, saved_step: Path, secret: bytes | None) -> None:
+        self._path = saved_step.with_name(_CHIEF_ENDED)
+        self._job = hashlib.sha256(b"chief ended" + (secret or b"")).hexdigest()
+
+    def write(self) -> None:
+        self._path.write_text(self._job, "utf-8")
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def is_there(self) -> bool:
+        """Return whether the chief of this job has ended with 0, as far as the mark can be read."""
+        with contextlib.suppress(OSError):
+            return self._path.read_text("utf-8") == self._job
+        return False
 
 
 class _RestartedCommand:
@@ -115,7 +137,7 @@ class _RestartedCommand:
     """
 
     def __init__(
-        self, words: Sequence[str], environ: Mapping[str, str], chief_ended: Path | None = None
+        self, words: Sequence[str], environ: Mapping[str, str], chief_ended: _Mark | None = None
     ) -> None:
         self._words, self._environ, self._chief_ended = words, environ, chief_ended
         path = environ.get(SAVED_STEP_FILE)
@@ -153,7 +175,7 @@ class _RestartedCommand:
                 return status, f"exited with {status}"
 
     def _is_chief_done(self) -> bool:
-        return self._chief_ended is not None and self._chief_ended.exists()
+        return self._chief_ended is not None and self._chief_ended.is_there()
 
     def _is_told_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

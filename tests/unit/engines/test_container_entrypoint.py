@@ -1,5 +1,6 @@
 """What a container of a managed service does before and after the command of a task."""
 
+import hashlib
 import json
 import os
 import signal
@@ -150,6 +151,8 @@ def test_the_chief_alone_writes_its_progress_into_the_run(tmp_path, monkeypatch,
     assert saved.parent.is_dir() == has_file
 
 
+SECRET = 16 * "s"
+MARK = hashlib.sha256(b"chief ended" + SECRET.encode()).hexdigest()
 WAITS_FOR_ITS_CHIEF = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(138)); time.sleep(600)"
 
 
@@ -160,6 +163,7 @@ def a_task(folder, task):
         **os.environ,
         "TFDIST_RESTARTS": "2",
         "TFDIST_SAVED_STEP_FILE": str(folder / "saved_step"),
+        "TFDIST_SECRET": SECRET,
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}),
     }
 
@@ -173,6 +177,7 @@ def test_the_chiefs_container_marks_its_clean_end_alone(tmp_path, monkeypatch, s
     code = f"import os, sys; assert not os.path.exists({str(mark)!r}); sys.exit({status})"
     main([sys.executable, "-c", code], a_task(tmp_path, "chief"))
     assert mark.exists() == is_marked
+    assert not is_marked or mark.read_text() == MARK
 
 
 @pytest.mark.parametrize("task", ["worker", "ps"])
@@ -180,21 +185,30 @@ def test_a_task_that_starts_after_the_chiefs_clean_end_does_not_wait_for_it(tmp_
     monkeypatch.setattr(container_entrypoint, "_SECONDS_TO_END_BY_ITSELF", 0.0)
     monkeypatch.setattr(container_entrypoint, "_SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / "chief_ended").touch()
+    (tmp_path / "chief_ended").write_text(MARK)
     assert main([sys.executable, "-c", WAITS_FOR_ITS_CHIEF], a_task(tmp_path, task)) == 0
 
 
 def test_a_lost_task_is_not_started_again_after_the_chiefs_clean_end(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / "chief_ended").touch()
+    (tmp_path / "chief_ended").write_text(MARK)
     code = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"
     assert main([sys.executable, "-c", code], a_task(tmp_path, "worker")) == 0
     assert capfd.readouterr().out == "up\ntfdist: the command ended with 137 after the chief has ended\n"
 
 
+@pytest.mark.parametrize("mark", ["", hashlib.sha256(b"of another job").hexdigest()])
+def test_the_mark_of_an_earlier_job_in_the_same_folder_ends_nothing(tmp_path, monkeypatch, capfd, mark):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
+    (tmp_path / "chief_ended").write_text(mark)
+    assert main([sys.executable, "-c", "raise SystemExit(138)"], a_task(tmp_path, "worker")) == 1
+    assert "start 3 in 0 s\n" in capfd.readouterr().out
+
+
 def test_a_mistake_after_the_chiefs_clean_end_stays_one(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / "chief_ended").touch()
+    (tmp_path / "chief_ended").write_text(MARK)
     assert main([sys.executable, "-c", "raise SystemExit(2)"], a_task(tmp_path, "worker")) == 2
 
 
