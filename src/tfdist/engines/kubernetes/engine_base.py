@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -21,6 +22,7 @@ from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Object
+from tfdist.engines.kubernetes.why_pending import reason_of_events, reason_of_pods
 from tfdist.engines.options_into_section import with_options
 from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.engines.yaml_dumper import Dumper
@@ -90,7 +92,10 @@ class KubectlEngine(abc.ABC):
         if all(state is State.SUCCEEDED for state, _ in deciding):
             return deciding[0]
         order = (State.FAILED, State.RUNNING, State.PENDING, State.SUCCEEDED)
-        return min(states, key=lambda state: order.index(state[0]))
+        state, words = min(states, key=lambda state: order.index(state[0]))
+        if state is State.PENDING:
+            words = ": ".join(filter(None, [words, _why_pending(submission)]))
+        return state, words
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what kubectl logs prints for the pods of each task, one after the other."""
@@ -112,7 +117,7 @@ class KubectlEngine(abc.ABC):
         pods = _pods(submission, task)
         if not pods:
             return []
-        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", [*pods][-1]).splitlines()
+        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", pods[-1].name).splitlines()
 
     def cancel(self, submission: Submission) -> None:
         """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save.
@@ -150,18 +155,18 @@ class KubectlEngine(abc.ABC):
     ) -> None:
         """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
         newest: dict[str, str] = {}  # the time of each pod's last line
-        complete: set[str] = set()
+        complete: set[str] = set()  # of their numbers
 
         def logs(_: bool) -> Iterator[tuple[str, Iterator[Line]]]:
-            for pod, has_ended in _pods(submission, task).items():
-                if pod not in complete:
-                    yield f"{task} ({pod})", lines_of(pod, has_ended)
+            for pod in _pods(submission, task):
+                if pod.uid not in complete:
+                    yield f"{task} ({pod.name})", lines_of(pod)
 
-        def lines_of(pod: str, has_ended: bool) -> Iterator[Line]:
+        def lines_of(pod: _Pod) -> Iterator[Line]:
             for line in _log(submission, pod, newest, follow=follow):
                 yield task, line
-            if has_ended:  # otherwise the connection was lost, and continues after the last line
-                complete.add(pod)
+            if pod.has_ended:  # otherwise the connection was lost, and continues after the last line
+                complete.add(pod.uid)
 
         is_over = until_end(self.state, submission, follow)
         try:
@@ -226,6 +231,16 @@ def _state_of(found: Object) -> tuple[State, str]:
     return State.PENDING, f"{name}: {', '.join(words) or 'no pod is ready'}"
 
 
+def _why_pending(submission: Submission) -> str:
+    """Return why no pod starts; nothing if Kubernetes does not say it, or the user may not ask."""
+    name = submission.handle.number
+    with contextlib.suppress(ConfigError):
+        if reason := reason_of_pods(_list(submission, "pods", f"--selector={INSTANCE}={name}")):
+            return reason
+        return reason_of_events(_list(submission, "events", "--field-selector=reason=FailedCreate"), name)
+    return ""
+
+
 def _ready(status: Object) -> Iterator[int]:
     """Yield how many pods answer, or Jobs have such pods, by the status of any kind."""
     yield status.get("ready") or 0
@@ -235,31 +250,53 @@ def _ready(status: Object) -> Iterator[int]:
         yield one.get("active") or 0
 
 
-def _pods(submission: Submission, task: str) -> dict[str, bool]:
-    """Return the names of a task's pods that have started, the oldest first, and whether each has ended."""
+class _Pod(NamedTuple):
+    """A pod that has started."""
+
+    name: str
+    uid: str  # TFJob gives a pod that is made again the name of the one before
+    has_ended: bool
+
+
+def _pods(submission: Submission, task: str) -> list[_Pod]:
+    """Return a task's pods that have started, the oldest first."""
     role, _, index = task.partition(":")
     labels = f"{INSTANCE}={submission.handle.number},{ROLE}={role}"
-    answer = _kubectl("get", "pods", *_within(submission), f"--selector={labels}", "--output=json")
     pods = [
         pod
-        for pod in json.loads(answer)["items"]
+        for pod in _list(submission, "pods", f"--selector={labels}")
         if pod["status"].get("phase") != "Pending"
         and index in (pod["metadata"]["labels"].get(label) for label in _INDEXES)
     ]
     pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-    return {pod["metadata"]["name"]: pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods}
+    return [
+        _Pod(
+            pod["metadata"]["name"],
+            pod["metadata"].get("uid") or pod["metadata"]["name"],
+            pod["status"].get("phase") in ("Succeeded", "Failed"),
+        )
+        for pod in pods
+    ]
 
 
-def _log(submission: Submission, pod: str, newest: dict[str, str], *, follow: bool) -> Iterator[str]:
+def _list(submission: Submission, kind: str, selector: str) -> list[Object]:
+    """Return the objects of a kind that a selector chooses."""
+    objects: list[Object] = json.loads(
+        _kubectl("get", kind, *_within(submission), selector, "--output=json")
+    )["items"]
+    return objects
+
+
+def _log(submission: Submission, pod: _Pod, newest: dict[str, str], *, follow: bool) -> Iterator[str]:
     """Yield the lines of a pod, and what kubectl says if it cannot read them, which is an error then.
 
     If they are followed, those after `newest`, the times of the last lines by pod.
     """
-    before = newest.get(pod, "")
+    before = newest.get(pod.uid, "")
     since = [f"--since-time={before}"] if before else []
     options = ["--follow", "--timestamps", *since] if follow else []
     with subprocess.Popen(
-        ["kubectl", "logs", *_within(submission), *options, pod],
+        ["kubectl", "logs", *_within(submission), *options, pod.name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -273,7 +310,7 @@ def _log(submission: Submission, pod: str, newest: dict[str, str], *, follow: bo
                     yield line.rstrip("\n")
                 # Of some nodes, the fraction of a second has no zeros at its end.
                 elif match["at"].rstrip("Z") > before.rstrip("Z"):
-                    newest[pod] = match["at"]
+                    newest[pod.uid] = match["at"]
                     yield match["text"]
             if status := process.wait():
                 raise ConfigError("kubectl logs", f"exited with {status}")

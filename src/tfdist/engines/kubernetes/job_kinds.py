@@ -70,7 +70,9 @@ class TFJob(KubectlEngine):
             }
             for role, count in sorted(counts.items())
         }
-        policy = {"cleanPodPolicy": "Running", "backoffLimit": application.section.restarts}
+        # The job has succeeded when the chief has; an evaluator still has its last checkpoint to evaluate.
+        cleans = "None" if "evaluator" in counts else "Running"
+        policy = {"cleanPodPolicy": cleans, "backoffLimit": application.section.restarts}
         spec = {"runPolicy": policy, "tfReplicaSpecs": replicas}
         return [application.object("kubeflow.org/v1", "TFJob", spec=spec)]
 
@@ -99,7 +101,7 @@ class TrainJob(KubectlEngine):
         template = {"mlPolicy": {"numNodes": nodes}, "template": {"spec": spec}}
         runtime = application.object(f"{_TRAINER}/v1alpha1", _RUNTIME, spec=template)
         del runtime["metadata"]["namespace"]
-        runtime["metadata"]["labels"] = {**application.labels, f"{_TRAINER}/framework": "tensorflow"}
+        runtime["metadata"]["labels"][f"{_TRAINER}/framework"] = "tensorflow"
         reference = {"apiGroup": _TRAINER, "kind": _RUNTIME, "name": application.name}
         job = {"runtimeRef": reference, "trainer": {"numNodes": nodes}}
         return [runtime, application.object(f"{_TRAINER}/v1alpha1", "TrainJob", spec=job)]

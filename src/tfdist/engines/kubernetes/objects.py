@@ -15,6 +15,7 @@ import msgspec
 from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.logs_and_exit_status import saved_step_path
+from tfdist.engines.options_into_section import merged
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection, ResourcesSection
@@ -53,7 +54,7 @@ class Application:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels of all objects."""
+        """Return the labels by which the objects of the job are found."""
         return {"app.kubernetes.io/name": "tfdist", INSTANCE: self.name}
 
     @property
@@ -68,7 +69,8 @@ class Application:
 
     def object(self, api: str, kind: str, **fields: Any) -> Object:
         """Return an object with the name, namespace and labels of the job."""
-        metadata = {"name": self.name, "namespace": self.section.namespace, "labels": self.labels}
+        labels = {**self.section.labels, **self.labels}
+        metadata = {"name": self.name, "namespace": self.section.namespace, "labels": labels}
         return {"apiVersion": api, "kind": kind, "metadata": metadata, **fields}
 
     @cached_property
@@ -178,7 +180,8 @@ class Application:
             "terminationGracePeriodSeconds": _GRACE,
             **{key: value for key, value in optional.items() if value},
         }
-        return {"metadata": {"labels": {**self.labels, ROLE: role}}, "spec": spec}
+        labels = {**section.labels, **self.labels, ROLE: role}
+        return {"metadata": {"labels": labels}, "spec": _with_more(spec, section.pod)}
 
     def _container(self, role: str, name: str, variables: Sequence[Object], run_dir: str) -> Object:
         if self.section.image is None:
@@ -220,7 +223,7 @@ class Application:
             port = {"name": "tfjob-port", "containerPort": self.job.port, "protocol": "TCP"}
             container["ports"] = [port]
             container["readinessProbe"] = {"tcpSocket": {"port": self.job.port}, "periodSeconds": 10}
-        return container
+        return _with_more(container, self.section.container)
 
     def _resources(self, role: str) -> Object:
         if wrong := sorted({*self.section.resources} - {*self.job.counts, "all"}):
@@ -251,6 +254,16 @@ class Application:
         if self.job.config is not None:
             mounts.append({"name": "config", "mountPath": _CONFIG, "readOnly": True})
         return mounts
+
+
+def _with_more(value: Object, more: Object) -> Object:
+    """Return an object with more fields; lists in both, such as volumes, are joined."""
+    lists = {
+        key: [*value[key], *items]
+        for key, items in more.items()
+        if isinstance(items, list) and isinstance(value.get(key), list)
+    }
+    return merged(value, {**more, **lists})
 
 
 def _given(section: msgspec.Struct) -> Object:

@@ -68,6 +68,19 @@ class KubernetesSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = None
     image_pull_secrets: Annotated[list[str], doc("Names of Secrets with which the image is pulled.")] = []
     user: Annotated[int, doc("The user and group, by number, of the tasks.", ge=1)] = 1000
+    labels: Annotated[
+        dict[str, str], doc("More labels of all objects, such as kueue.x-k8s.io/queue-name: train.")
+    ] = {}
+    pod: Annotated[
+        dict[str, Any], doc("More fields of the spec of all pods, such as {priorityClassName: high}.")
+    ] = {}
+    container: Annotated[
+        dict[str, Any],
+        doc(
+            "More fields of the container of all pods, such as {imagePullPolicy: Always}. Lists, such as"
+            " volumeMounts, are added to those of tfdist, as in pod."
+        ),
+    ] = {}
     restarts: Annotated[
         int, doc("How often a lost task starts again without a new checkpoint in between.", ge=0)
     ] = 3

@@ -187,6 +187,46 @@ def test_options_change_every_pod():
         assert spaces <= {"ml", None}
 
 
+def test_more_fields_and_labels_go_where_the_user_says():
+    section = {
+        "labels": {"kueue.x-k8s.io/queue-name": "train", "app.kubernetes.io/name": "mine"},
+        "pod": {"volumes": [{"name": "nfs"}], "securityContext": {"fsGroup": 5}},
+        "container": {"volumeMounts": [{"name": "nfs", "mountPath": "/nfs"}]},
+    }
+    options = {
+        "pod.priorityClassName": "high",
+        "container.imagePullPolicy": "Always",
+        "container.resources": "{limits: {cpu: 4}}",
+        "labels.team.example/name": "vision",
+    }
+    for engine in ENGINES:
+        made = job(resources={"all": ResourcesSection(cpu=2)}, **section)
+        found = objects(engine, made, options)
+        for (kind, _), one in found.items():
+            if kind != "PersistentVolumeClaim":
+                labels = one["metadata"]["labels"]
+                assert (labels["kueue.x-k8s.io/queue-name"], labels["team.example/name"]) == (
+                    "train",
+                    "vision",
+                )
+                assert labels["app.kubernetes.io/name"] == "tfdist"
+        for pod in pods(engine, made, options).values():
+            assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "train"
+            spec, container = pod["spec"], pod["spec"]["containers"][0]
+            assert (spec["priorityClassName"], spec["securityContext"]["fsGroup"]) == ("high", 5)
+            assert spec["securityContext"]["runAsUser"] == 1000
+            assert [volume["name"] for volume in spec["volumes"]] == ["shared", "tmp", "shm", "nfs"]
+            assert container["imagePullPolicy"] == "Always"
+            assert container["resources"] == {"requests": {"cpu": "2"}, "limits": {"cpu": 4}}
+            assert container["volumeMounts"][-1] == {"name": "nfs", "mountPath": "/nfs"}
+
+
+def test_a_tfjob_leaves_its_evaluator_the_last_checkpoint():
+    for counts, policy in (({"chief": 1, "worker": 1}, "Running"), ({"chief": 1, "evaluator": 1}, "None")):
+        found = objects("tfjob", job(counts=counts))["TFJob", "my-train-2"]
+        assert found["spec"]["runPolicy"]["cleanPodPolicy"] == policy
+
+
 def test_the_claim_is_shared_and_can_be_there_already():
     found = objects("kubernetes", job(), {"volume.size": "1Ti", "volume.storage_class": "nfs"})
     claim = found["PersistentVolumeClaim", "tfdist"]
@@ -347,7 +387,7 @@ def test_an_error_of_one_task_leaves_the_logs_of_the_others(monkeypatch, tmp_pat
     def pods_of(submission, task):
         if isinstance(pods[task], Exception):
             raise pods[task]
-        return pods[task]
+        return [kubectl_module._Pod(name, name, has_ended) for name, has_ended in pods[task].items()]
 
     (tmp_path / "kubectl").write_text(
         '#!/bin/sh\nfor pod; do :; done\necho "I am $pod"; [ $pod = good ] || exit 7\n'
@@ -382,13 +422,65 @@ def test_a_connection_of_followed_logs_that_is_lost_continues_after_the_last_lin
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     has_ended, states = iter([False, True, True]), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
-    monkeypatch.setattr(kubectl_module, "_pods", lambda *_: {"pod": next(has_ended)})
+    monkeypatch.setattr(
+        kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("pod", "1", next(has_ended))]
+    )
     monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))
     assert logs(follow=True) == [("chief:0", text) for text in ("a", "b", "c", "")]
     assert [line.split("--timestamps ")[1] for line in (tmp_path / "calls").read_text().splitlines()] == [
         "pod",
         "--since-time=2026-01-01T00:00:01.5Z pod",
     ]
+
+
+def test_a_pod_that_is_made_again_under_its_name_is_followed(monkeypatch, tmp_path):
+    (tmp_path / "kubectl").write_text('#!/bin/sh\necho "$*" >> calls; wc -l < calls\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    pods, states = iter("112"), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
+    monkeypatch.setattr(kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("x-0", next(pods), True)])
+    monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))
+    assert logs(follow=True) == [("chief:0", "1"), ("chief:0", "2")]
+
+
+WAITS = {"reason": "ImagePullBackOff", "message": "Back-off pulling\nimage"}
+CREATES = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+UNSCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "events", "words"),
+    [
+        ([{}, {"containerStatuses": [CREATES, {"state": {"waiting": WAITS}}]}], [],
+         "x-chief: no pod is ready: pod p1: ImagePullBackOff: Back-off pulling image"),
+        ([{"conditions": [UNSCHEDULED]}], [], "x-chief: no pod is ready: pod p0: Unschedulable: no GPU"),
+        ([{"containerStatuses": [CREATES]}], [], "x-chief: no pod is ready"),
+        ([], [("x-chief", "1", "old"), ("y", "3", "other"), ("x-chief", "2", "exceeded quota")],
+         "x-chief: no pod is ready: FailedCreate: exceeded quota"),
+    ],
+)  # fmt: skip
+def test_a_job_that_waits_says_why(kubectl, statuses, events, words):
+    found = {"items": [{"metadata": {"name": "x-chief"}, "status": {}}]}
+    listed = {"items": [{"metadata": {"name": f"p{i}"}, "status": one} for i, one in enumerate(statuses)]}
+    of_jobs = {"items": [{"involvedObject": {"name": name}, "lastTimestamp": at, "reason": "FailedCreate", "message": text}
+                         for name, at, text in events]}  # fmt: skip
+    kubectl(*map(json.dumps, (found, listed, of_jobs)))
+    submission = Submission(
+        Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), ("chief:0",), "tfdist submit"
+    )
+    assert find_engine("kubernetes").state(submission) == (State.PENDING, words)
+
+
+def test_a_reason_that_may_not_be_asked_for_is_left_out(kubectl):
+    found = {"items": [{"metadata": {"name": "x-chief"}, "status": {}}]}
+    kubectl(json.dumps(found), ConfigError("kubectl get", "forbidden"))
+    submission = Submission(
+        Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), ("chief:0",), "tfdist submit"
+    )
+    assert find_engine("kubernetes").state(submission) == (State.PENDING, "x-chief: no pod is ready")
 
 
 def test_followed_logs_outlast_errors_of_kubectl(kubectl):
