@@ -27,7 +27,7 @@ def section_of(job: Job, section: Section, options: Mapping[str, str], scheme: s
     Raises:
         ConfigError: An option is wrong, or the address does not begin with the scheme.
     """
-    section = with_options(section, options, lambda role, name: (name, role) if role else name, ROLES)
+    section = with_options(section, options, lambda role, name: (name, role) if role else name, job.counts)
     if not job.address:
         return section
     if not job.address.startswith(scheme):

@@ -16,6 +16,7 @@ from typing import Any
 from tfdist.cluster.config import Task
 from tfdist.cluster.roles_and_task_counts import ROLES, TASK_COUNTS
 from tfdist.engines.clouds.request_parts import (
+    Value,
     check_roles_of_tensorflow,
     load_client,
     new_name,
@@ -220,7 +221,7 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     last = max(ROLES.index(role) for role in counts)
     return [
         {
-            "machineSpec": _machine(section, role),
+            "machineSpec": _machine(section, role, is_worker="chief" not in job.counts and role == "chief"),
             "replicaCount": counts[role],
             "diskSpec": {"bootDiskSizeGb": section.disk_gb},
             "containerSpec": container,
@@ -231,12 +232,19 @@ def _pools(job: Job, section: VertexSection, name: str, output: str) -> list[dic
     ]
 
 
-def _machine(section: VertexSection, role: str) -> dict[str, Any]:
-    machine = {"machineType": of_role(section.machine_type, role, "engine.vertex.machine_type")}
-    accelerator = of_role(section.accelerator_type, role, "engine.vertex.accelerator_type", "")
+def _machine(section: VertexSection, role: str, *, is_worker: bool) -> dict[str, Any]:
+    """Return the machine of a role; a chief that is made of a worker has a worker's unless it is named."""
+
+    def chosen(value: Value | Mapping[str, Value], name: str, default: Value | None = None) -> Value:
+        is_named = isinstance(value, Mapping) and role in value
+        of = "worker" if is_worker and not is_named else role
+        return of_role(value, of, f"engine.vertex.{name}", default)
+
+    machine = {"machineType": chosen(section.machine_type, "machine_type")}
+    accelerator = chosen(section.accelerator_type, "accelerator_type", "")
     if not accelerator:
         return machine
-    count = of_role(section.accelerator_count, role, "engine.vertex.accelerator_count", 1)
+    count = chosen(section.accelerator_count, "accelerator_count", 1)
     return {**machine, "acceleratorType": accelerator, "acceleratorCount": count}
 
 

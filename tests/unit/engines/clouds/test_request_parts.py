@@ -146,6 +146,24 @@ def test_roles_have_machines_of_their_own():
     ]
 
 
+@pytest.mark.parametrize(
+    ("section", "options", "chief", "worker"),
+    [
+        ({"machine_type": {"worker": "big"}}, {}, "big", "big"),
+        ({}, {"worker:machine_type": "big"}, "big", "big"),
+        ({}, {"chief:machine_type": "small"}, "small", "n1-standard-4"),
+        ({"machine_type": {"worker": "big", "chief": "small"}}, {}, "small", "big"),
+    ],
+)
+def test_a_chief_that_is_made_of_a_worker_has_its_machine(section, options, chief, worker):
+    accelerator = {"worker:accelerator_type": "NVIDIA_TESLA_T4", "worker:accelerator_count": "2"}
+    made = vertex({**options, **accelerator}, counts={"worker": 2}, **section)
+    machines = [pool["machineSpec"] for pool in made["jobSpec"]["workerPoolSpecs"]]
+    assert [machine["machineType"] for machine in machines] == [chief, worker]
+    assert all(machine["acceleratorType"] == "NVIDIA_TESLA_T4" for machine in machines)
+    assert all(machine["acceleratorCount"] == 2 for machine in machines)
+
+
 def test_the_schedule_of_a_job_of_vertex_ai():
     for strategy, restarts in {"multi_worker_mirrored": True, "parameter_server": False}.items():
         scheduling = vertex(alone=roles_started_alone(strategy))["jobSpec"]["scheduling"]
