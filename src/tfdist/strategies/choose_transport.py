@@ -1,11 +1,14 @@
 """Choose how tensors travel between tasks: over tfdist's own TCP connections, or through TensorFlow."""
 
 import logging
+import time
 
 import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import ConfigError
+from tfdist.coordination.background_threads import each_in_time
+from tfdist.coordination.health_checks import answers
+from tfdist.errors import ConfigError, TaskLost
 from tfdist.strategies.devices_and_threads import device_kind
 from tfdist.strategies.options import (
     CommunicationOptions,
@@ -24,6 +27,10 @@ from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.tls import check_tls
 
+_SECONDS_TO_BE_GONE = 2.0  # for a process that ends: its listeners do not close all at once
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_ANSWER = 10.0
+_MOST_NAMED = 3
 _log = logging.getLogger("tfdist")
 
 
@@ -90,7 +97,12 @@ def exchange_over_ring(
 def transfer_over_tcp(
     strategy: ParameterServer | SynchronousParameterServer, cluster: ClusterConfig, options: StrategyOptions
 ) -> None:
-    """Use the TCP transport; if the tasks cannot connect, raise or log it, as `options` demand."""
+    """Use the TCP transport; if the tasks cannot connect, raise or log it, as `options` demand.
+
+    Raises:
+        ConfigError: The tasks cannot connect, and the user asks for tcp.
+        TaskLost: A task does not answer.
+    """
     communication = options.communication
     gpus = [gpu for gpu in tf.config.list_logical_devices("GPU") if "/job:worker/" in gpu.name]
     if not communication.may_use_tcp(on_gpus=is_gpu_used(options.device, len(gpus))):
@@ -109,10 +121,25 @@ def transfer_over_tcp(
             is_encrypted=communication.is_encrypted,
         )
     except ConnectError as error:
+        _check_present(cluster, error)
         instead = "variables and gradients use TensorFlow's gRPC, which is slower"
         _leave_to_tensorflow(error, communication, instead, "grpc")
     else:
         _log.info("using the TCP transport%s for variables and gradients", _by_tls(communication))
+
+
+def _check_present(cluster: ClusterConfig, error: ConnectError) -> None:
+    """Raise TaskLost if tasks cannot connect because one of them is gone, or is silent."""
+    others = {task: cluster.address(task) for task in cluster.training().tasks() if task != cluster.task}
+    end = time.monotonic() + _SECONDS_TO_BE_GONE
+    while time.monotonic() < end:
+        known = each_in_time(answers, others.values(), _SECONDS_TO_ANSWER)
+        if missing := [task for task, address in others.items() if not known.get(address)]:
+            problem = f"cannot connect the tasks, since it does not answer ({error})"
+            remedy = "Its own log may say why; start the cluster again"
+            names = " and ".join(map(cluster.with_address, missing[:_MOST_NAMED]))
+            raise TaskLost(names, problem, remedy=remedy) from error
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _by_tls(options: CommunicationOptions) -> str:

@@ -206,7 +206,7 @@ class WorkerEndpoint(Endpoint):
             channel.cut(why)
 
     def _connect_all(self, addresses: bytes) -> None:
-        """Connect to the servers without a channel, to all at once; raise the first error.
+        """Connect to the servers without a channel, to many at once; raise the first error.
 
         A server that was started again has another port. Without a message to it, nothing else tells.
         """
@@ -220,17 +220,25 @@ class WorkerEndpoint(Endpoint):
                 missing.append((server, host, port, is_encrypted))
         if not missing:
             return
+        has_failed = threading.Event()
+
+        def open_channel(server: int, host: str, port: int, is_encrypted: bool) -> Channel | None:
+            # A firewall that drops packets would keep this worker for some seconds at each server.
+            if has_failed.is_set():
+                return None
+            try:
+                proofs = self._proofs(port, is_encrypted=is_encrypted)
+                return self._open_channel(server, (host, port), proofs)
+            except ConnectError:
+                has_failed.set()
+                raise
+
         with ThreadPoolExecutor(min(len(missing), _MOST_THREADS)) as pool:
-            channels = {
-                server: pool.submit(
-                    self._open_channel, server, (host, port), self._proofs(port, is_encrypted=is_encrypted)
-                )
-                for server, host, port, is_encrypted in missing
-            }
+            channels = {server: pool.submit(open_channel, server, *rest) for server, *rest in missing}
         errors = {server: channel.exception() for server, channel in channels.items()}
         for server, _, port, _ in missing:
-            if errors[server] is None:
-                self._channels[server], self._ports[server] = channels[server].result(), port
+            if errors[server] is None and (opened := channels[server].result()) is not None:
+                self._channels[server], self._ports[server] = opened, port
         if not is_in_step and self._watch is None:
             self._watch = threading.Thread(target=self._watch_connections, daemon=True)
             self._watch.start()

@@ -1,14 +1,18 @@
 """Tasks that share no secret are told, once, what it costs and how to get one."""
 
+import types
+
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.errors import ConfigError, TaskLost
 
 pytest.importorskip("tensorflow")
 
 from tfdist.strategies import choose_transport
-from tfdist.strategies.choose_transport import shared_secret
-from tfdist.strategies.options import CommunicationOptions
+from tfdist.strategies.choose_transport import shared_secret, transfer_over_tcp
+from tfdist.strategies.options import CommunicationOptions, StrategyOptions
+from tfdist.transport.listen_and_call import ConnectError
 
 AUTO = CommunicationOptions()
 WORKERS = ClusterConfig(worker=["a:1", "b:1"])
@@ -57,3 +61,27 @@ def test_gpus_are_said_to_use_tensorflow(caplog, monkeypatch):
     monkeypatch.setattr(choose_transport, "device_kind", lambda: "GPU")
 
     assert "GPUs exchange by TensorFlow (NCCL, gRPC)" in _said(caplog, ("worker", 0))
+
+
+@pytest.mark.parametrize("implementation", [None, "tcp"])
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_server_that_is_lost_while_tasks_connect_is_no_mistake_of_the_user(
+    monkeypatch, implementation, answer
+):
+    cluster = ClusterConfig(chief=["c:1"], worker=["a:1"], ps=["p:1", "p:2"]).with_task("chief", 0)
+
+    def connect(*_, **__):
+        raise ConnectError("worker:0 has no connection to ps:1 at p:2: connection refused")
+
+    monkeypatch.setattr(choose_transport, "PsTransfer", connect)
+    monkeypatch.setattr(choose_transport, "answers", lambda address: answer if address == "p:2" else True)
+    monkeypatch.setattr(choose_transport, "_SECONDS_TO_BE_GONE", 0.1)
+    options = StrategyOptions(communication=CommunicationOptions(implementation))
+    strategy = types.SimpleNamespace(num_replicas_in_sync=1, ps_transfer=None)
+    if answer and implementation is None:
+        transfer_over_tcp(strategy, cluster, options)
+        assert strategy.ps_transfer is None
+        return
+    with pytest.raises(ConfigError if answer else TaskLost, match="connection refused") as raised:
+        transfer_over_tcp(strategy, cluster, options)
+    assert answer or str(raised.value).startswith("ps:1 at p:2: cannot connect the tasks")

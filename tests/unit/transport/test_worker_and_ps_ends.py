@@ -19,7 +19,7 @@ from tfdist.coordination.health_checks import answering_health_checks
 from tfdist.transport import shared_memory as shared
 from tfdist.transport import worker_and_ps_ends
 from tfdist.transport.authentication import Proofs
-from tfdist.transport.listen_and_call import ExchangeError, call
+from tfdist.transport.listen_and_call import ConnectError, ExchangeError, call
 from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, written_addresses
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
@@ -531,6 +531,22 @@ def test_a_worker_connects_to_all_servers_at_once_and_keeps_the_connections_it_g
     assert [worker._channels[0], worker._channels[2]] == kept
     for each in (worker, *servers):
         each.close()
+
+
+def test_a_worker_that_cannot_connect_to_a_server_tries_no_further_ones(monkeypatch):
+    """Behind a firewall that drops packets, each would take as long as the first."""
+    of_five, called = ClusterConfig.local(workers=1, ps=5), []
+
+    def call_nobody(address, *_):
+        called.append(address)
+        raise ConnectError("does not answer")
+
+    monkeypatch.setattr(worker_and_ps_ends, "_MOST_THREADS", 1)
+    monkeypatch.setattr(worker_and_ps_ends, "call", call_nobody)
+    worker = WorkerEndpoint(of_five.with_task("worker", 0), SECRET)
+    why = worker.connect(written_addresses({index: ("10.0.0.1", index + 1) for index in range(5)}))
+    assert why == f"ps:0 at {of_five.address(('ps', 0))}: does not answer".encode()
+    assert called == [("10.0.0.1", 1)]
 
 
 @pytest.mark.parametrize("what", ["files", "threads"])
