@@ -127,8 +127,12 @@ def outside_scopes() -> Iterator[None]:
 @contextlib.contextmanager
 def own_executor() -> Iterator[None]:
     """Run the operations of a block apart from those of other threads, whose failures are not theirs."""
-    with context.executor_scope(executor.new_executor(enable_async=False)):
-        yield
+    own = executor.new_executor(enable_async=False)
+    with context.executor_scope(own):
+        try:
+            yield
+        finally:
+            own.clear_error()  # or its destructor would print the error again
 
 
 def use_own_executor() -> Any:

@@ -14,20 +14,37 @@ import tensorflow as tf
 
 from tfdist._utils.tf_private import use_own_executor
 from tfdist.cluster.config import Task
-from tfdist.coordination.health_checks import SECONDS_BETWEEN_CHECKS, answers
+from tfdist.coordination.background_threads import each_in_time
+from tfdist.coordination.calls_between_tasks import call_each, fetch
+from tfdist.coordination.health_checks import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.errors import ConfigError, TaskLost, first_line
 
 # When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.
 _SECONDS_TO_BE_GONE = 2.0
+_SECONDS_TO_ANSWER = 10.0
 _log = logging.getLogger("tfdist")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
-    """The number of the call that a task computes, and the time of the task's last answer."""
+    """The number of the call that a task computes, and how long the task has been silent meanwhile."""
 
     number: int
-    seen: float = field(default_factory=time.monotonic)
+    silence: SilenceClock = field(default_factory=SilenceClock)
+
+
+class _Health:
+    """The answers of tasks that a thread asks all at once, since each silent one takes seconds."""
+
+    def __init__(self, running: Mapping[Task, _Run], addresses: Mapping[Task, str]) -> None:
+        self.asked = dict(running)
+        self._addresses = addresses
+        self.answers: Mapping[Task, bool | None] | None = None  # None until they have come
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        known = each_in_time(lambda task: answers(self._addresses[task]), self.asked, _SECONDS_TO_ANSWER)
+        self.answers = {task: known.get(task) for task in self.asked}
 
 
 @dataclass(frozen=True)
@@ -120,7 +137,8 @@ class Pool:
         values: dict[int, Any] = {}
         running: dict[Task, _Run] = {}
         ends: queue.Queue[_End] = queue.Queue()
-        asked = time.monotonic()
+        asked, health = time.monotonic(), None
+        failed: set[int] = set()  # calls that have failed once, on tasks that are there
         while len(values) < count:
             lost = self._lost.copy()  # a task may come back at any moment
             for task in tasks:
@@ -138,12 +156,19 @@ class Pool:
                 if end.error is None:
                     values[run.number] = end.value
                 else:
-                    self._lose(end.task, self._why_lost(end.task, end.error))
+                    if why := self._why_lost(end.task, end.error):
+                        self._lose(end.task, why)
+                    elif run.number in failed:
+                        raise end.error
+                    else:  # a connection may have broken for a moment
+                        failed.add(run.number)
                     waiting.appendleft(run.number)
-            if time.monotonic() - asked >= SECONDS_BETWEEN_CHECKS:
-                for task in self._newly_lost(running):
+            if health is None and time.monotonic() - asked >= SECONDS_BETWEEN_CHECKS:
+                asked, health = time.monotonic(), _Health(running, self._addresses)
+            if health is not None and health.answers is not None:
+                for task in self._newly_lost(running, health.asked, health.answers):
                     waiting.appendleft(running.pop(task).number)
-                asked = time.monotonic()
+                health = None
         return [values[number] for number in range(count)]
 
     def _check_open(self) -> None:
@@ -179,18 +204,23 @@ class Pool:
                     _log.info("cannot take %s back yet: %s", back[0], first_line(error))
 
     def _why_lost(self, task: Task, error: BaseException) -> str:
-        """Return why a task is lost after a failed call; raise the error if its task is not lost."""
+        """Return why a task is lost after a failed call, or an empty text if it still computes.
+
+        Raise the error if it does not look like that of a lost task. A function may fail in the same way: it
+        may read a storage that is not available.
+        """
         if not isinstance(error, tf.errors.OpError):
             raise error
         if self._is_gone(task):
             return "is gone"
         if not isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             raise error
+        known = each_in_time(answers, self._addresses.values(), _SECONDS_TO_ANSWER)
         for other, address in self._addresses.items():
-            if other != task and self._is_gone(other):
+            if other != task and not known.get(address, True):
                 problem = f"is gone, and what {task} was to compute needs it"
                 raise TaskLost(f"{other} at {address}", problem, remedy="Start all again") from error
-        return "has been started again, or the other tasks cannot reach it"
+        return "" if _still_computes(task) else "has been started again"
 
     def _is_gone(self, task: Task) -> bool:
         end = time.monotonic() + _SECONDS_TO_BE_GONE
@@ -200,14 +230,15 @@ class Pool:
             time.sleep(0.1)
         return True
 
-    def _newly_lost(self, running: Mapping[Task, _Run]) -> list[Task]:
+    def _newly_lost(
+        self, running: Mapping[Task, _Run], asked: Mapping[Task, _Run], answers: Mapping[Task, bool | None]
+    ) -> list[Task]:
         """Return the tasks that have ended or have been silent for too long, after marking them as lost."""
         lost = []
-        for task, run in running.items():
-            answer = answers(self._addresses[task])
-            if answer:
-                run.seen = time.monotonic()
-            elif answer is False or time.monotonic() - run.seen > self._heartbeat_timeout:
+        for task in asked.keys() & running.keys():
+            answer, run = answers[task], running[task]
+            silent_for = run.silence.after(answer)
+            if answer is False or silent_for > self._heartbeat_timeout:
                 # TensorFlow may take long to fail a call to a process that has ended.
                 self._lose(
                     task,
@@ -215,6 +246,18 @@ class Pool:
                 )
                 lost.append(task)
         return lost
+
+
+def _still_computes(task: Task) -> bool:
+    """Return whether a task computes for this process, which one that was started again does not."""
+    with tf.device(None):
+        one = tf.constant(1)
+
+    def compute(task: Task) -> Any:
+        with tf.device(task.cpu):
+            return fetch(tf.identity(one))
+
+    return task in call_each(compute, [task], _SECONDS_TO_ANSWER)
 
 
 def _next(ends: "queue.Queue[_End]") -> _End | None:

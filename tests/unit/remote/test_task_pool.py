@@ -4,6 +4,7 @@ import socket
 import threading
 
 import pytest
+import tensorflow as tf
 
 from tfdist.cluster.config import Task
 from tfdist.errors import TaskLost
@@ -62,3 +63,98 @@ def test_a_task_that_could_not_be_taken_back_is_taken_back_later(monkeypatch, er
         pool.close()
         pool._returns.join()
     assert pool.tasks == (TASK,)
+
+
+class Tasks:
+    """Tasks of a pool, some of which are silent."""
+
+    def __init__(self, monkeypatch, count, silent=()):
+        self.all = [Task("worker", index) for index in range(count)]
+        self.silent, self.asked, self.is_over = {str(index) for index in silent}, [], threading.Event()
+        monkeypatch.setattr(task_pool, "answers", self.answers)
+        monkeypatch.setattr(task_pool, "_SECONDS_TO_BE_GONE", 0.0)
+        monkeypatch.setattr(task_pool, "SECONDS_BETWEEN_CHECKS", 0.01)
+        self.pool = Pool({task: str(task.index) for task in self.all}, 30.0, lambda tasks: None)
+
+    def answers(self, address):
+        self.asked.append(address)
+        if address in self.silent:
+            assert self.is_over.wait(30)  # it takes a while to find out that a task is silent
+            return None
+        return True
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    made = []
+
+    def make(*args, **options):
+        made.append(Tasks(monkeypatch, *args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.is_over.set()
+        each.pool.close()
+
+
+def test_tasks_that_compute_do_not_wait_for_what_silent_ones_answer(tasks):
+    few = tasks(3, silent=[0, 1])
+
+    def call(task, number):
+        if task.index < 2:
+            few.is_over.wait(30)
+        elif number == 99:
+            few.is_over.set()  # all others are done
+        elif number > 2:
+            threading.Event().wait(0.01)
+        return number
+
+    assert few.pool.share(100, call, few.all) == list(range(100))
+    assert {"0", "1"} <= set(few.asked)
+    assert few.pool.tasks == tuple(few.all)
+
+
+@pytest.mark.parametrize("error", [tf.errors.AbortedError, tf.errors.UnavailableError])
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_error_of_the_function_that_looks_like_that_of_a_lost_task_is_raised(
+    tasks, monkeypatch, error, count
+):
+    few, calls = tasks(count), []
+    monkeypatch.setattr(task_pool, "_still_computes", lambda task: True)
+
+    def call(task, number):
+        calls.append(number)
+        raise error(None, None, "the bucket is not available")
+
+    with pytest.raises(error, match="the bucket"):
+        few.pool.share(1, call, few.all)
+    assert calls == [0, 0]
+    assert few.pool.tasks == tuple(few.all)
+
+
+def test_a_call_whose_connection_breaks_for_a_moment_is_made_again(tasks, monkeypatch):
+    few, errors = tasks(2), [tf.errors.UnavailableError(None, None, "Socket closed")]
+    monkeypatch.setattr(task_pool, "_still_computes", lambda task: True)
+
+    def call(task, number):
+        if errors:
+            raise errors.pop()
+        return number
+
+    assert few.pool.share(3, call, few.all) == [0, 1, 2]
+    assert few.pool.tasks == tuple(few.all)
+
+
+def test_a_task_that_was_started_again_gets_no_call_until_it_is_back(tasks, monkeypatch):
+    few = tasks(2)
+    monkeypatch.setattr(task_pool, "_still_computes", lambda task: False)
+    monkeypatch.setattr(few.pool, "_await_returns", lambda: None)
+
+    def call(task, number):
+        if task.index == 0:
+            raise tf.errors.AbortedError(None, None, "its context is unknown")
+        return number
+
+    assert few.pool.share(3, call, few.all) == [0, 1, 2]
+    assert few.pool.tasks == (few.all[1],)
