@@ -18,6 +18,7 @@ from tfdist._utils.write_files import path_or_address
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
+from tfdist.launcher.environment import SECRET
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import CommunicationOptions
@@ -225,6 +226,11 @@ def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings)
             "All on this machine, on ports that tfdist chooses at each start. One command starts them all:"
         ]
         lines += ["", f"    {settings.command()}"]
+    else:
+        lines.append(
+            f"Set the same {SECRET} for all of them first: without it, tensors travel over TensorFlow's slower"
+            " gRPC."
+        )
     for task in tasks:
         host, port = split_address(cluster.address(task)) if cluster.size(task.type) else ("any host", None)
         on = host if port is None else f"{host}, port {port}"

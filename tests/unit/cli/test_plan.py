@@ -25,7 +25,9 @@ def test_it_prints_each_task_with_its_tf_config_and_command(config):
     run = plan("--config", config)
     assert run.returncode == 0, run.stderr
     blocks = run.stdout.split("\n\n")
-    assert blocks[0] == f"4 tasks, from {config}:1: cluster."
+    head, hint = blocks[0].splitlines()
+    assert head == f"4 tasks, from {config}:1: cluster."
+    assert hint.startswith("Set the same TFDIST_SECRET for all of them first: ")
     title, tf_config, command = blocks[4].splitlines()
     assert title == "ps:0 on ::4, port 2222"
     assert json.loads(tf_config.strip().removeprefix("TF_CONFIG="))["task"] == {"type": "ps", "index": 0}
