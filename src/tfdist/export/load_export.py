@@ -1,6 +1,7 @@
 """Load an exported model of any format as a function from images to scores."""
 
 import json
+import shlex
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -36,9 +37,11 @@ def load(exported: Exported) -> Scores:
         return loaders[exported.format](str(exported.path))
     except Exception as error:  # each format has its own errors, and a Keras layer may raise any
         problem = f"cannot be loaded: {first_line(error)}"
-        raise ConfigError(
-            str(exported.path), problem, remedy="Check that no file has changed since the export"
-        ) from error
+        remedy, builder = "Check that no file has changed since the export", str(exported.about.get("model"))
+        if exported.format == "keras" and ":" in builder:
+            remedy = f"If the model has layers of your own, as in {builder}, predict with the SavedModel:"
+            remedy += f" --model {shlex.quote(str(exported.path.parent))}"
+        raise ConfigError(str(exported.path), problem, remedy=remedy) from error
 
 
 def _saved_model(path: str) -> Scores:

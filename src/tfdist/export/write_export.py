@@ -29,6 +29,7 @@ def export(
     metadata: Mapping[str, Any],
     formats: Sequence[str] = (),
     outputs: Outputs = "logits",
+    modules: Sequence[str] = (),
 ) -> Path:
     """Write `folder/<step>` atomically, after a check that new processes compute the same scores with it.
 
@@ -41,6 +42,7 @@ def export(
         metadata: The contents of `metadata.json`, among them the names of the `classes`.
         formats: `keras`, `tflite` or both, to write besides the SavedModel.
         outputs: What the model returns; the scores of `probabilities` are the model's outputs as they are.
+        modules: The modules of functions that the model has registered in Keras, besides those of its layers.
 
     Raises:
         StorageError: The disk is full or not writable.
@@ -56,7 +58,7 @@ def export(
             tf.saved_model.save(served, str(written), signatures=served.signatures())
         check("saved_model", written, images, wanted)
         for form in formats:
-            _add(form, written, served, images, wanted)
+            _add(form, written, served, images, wanted, modules)
         about = {"step": step, "formats": ["saved_model", *formats], "outputs": outputs, **metadata}
         write_metadata(written, image_shape=shape, about=about)
     if not is_only_one:
@@ -65,9 +67,13 @@ def export(
 
 
 def try_formats(
-    model: Any, image_shape: tuple[int, ...], formats: Sequence[str], outputs: Outputs = "logits"
+    model: Any,
+    image_shape: tuple[int, ...],
+    formats: Sequence[str],
+    outputs: Outputs = "logits",
+    modules: Sequence[str] = (),
 ) -> None:
-    """Check before the training that `export` will support the formats.
+    """Check before the training that `export` will support the formats; see its arguments.
 
     Raises:
         ConfigError: A format does not support the model.
@@ -77,7 +83,7 @@ def try_formats(
     wanted = _answers(served, images)
     with temporary_folder("tfdist-try-") as folder, storage_errors(Path(folder)):
         for form in formats:
-            _add(form, Path(folder), served, images, wanted)
+            _add(form, Path(folder), served, images, wanted, modules)
 
 
 def _answers(served: Served, images: Any) -> dict[str, Any]:
@@ -88,7 +94,9 @@ def _answers(served: Served, images: Any) -> dict[str, Any]:
     return {name: value.numpy() for name, value in answer.items()}
 
 
-def _add(form: str, folder: Path, served: Served, images: Any, wanted: Mapping[str, Any]) -> None:
+def _add(
+    form: str, folder: Path, served: Served, images: Any, wanted: Mapping[str, Any], modules: Sequence[str]
+) -> None:
     """Write another format beside the SavedModel, and check it."""
     path, model = folder / FILES[form], served.model
     with _short_disk_errors(path):
@@ -98,8 +106,8 @@ def _add(form: str, folder: Path, served: Served, images: Any, wanted: Mapping[s
             model.save(path, save_format="keras_v3")  # in 2.12, "keras" means HDF5
         else:
             model.save(path)
-    modules = _modules(model) if form == "keras" else ()
-    check(form, path, images, wanted, modules=modules, outputs=served.outputs)
+    needed = sorted({*_modules(model), *modules}) if form == "keras" else ()
+    check(form, path, images, wanted, modules=needed, outputs=served.outputs)
 
 
 def _lite(served: Served) -> bytes:
@@ -117,10 +125,10 @@ def _lite(served: Served) -> bytes:
         raise ConfigError("export.formats: tflite", problem, remedy=remedy) from error
 
 
-def _modules(model: Any) -> list[str]:
+def _modules(model: Any) -> set[str]:
     """Return the modules that a Keras file of the model needs: those of layers outside of Keras."""
     kinds = set(map(type, layers_of(model)))
-    return sorted({kind.__module__ for kind in kinds if not is_of_keras(kind)})
+    return {kind.__module__ for kind in kinds if not is_of_keras(kind)}
 
 
 @contextlib.contextmanager

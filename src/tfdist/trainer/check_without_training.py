@@ -20,6 +20,7 @@ from tfdist.trainer.model_and_datasets import (
     compiled_model,
     find_outputs,
     note_of_large_batch,
+    own_modules,
     profiled_range,
     steps_per_epoch,
     total_steps,
@@ -81,7 +82,7 @@ def checked_model(config: Config, data: Data) -> Any:
     outputs = find_outputs(config, data)
     model = compiled_model(config, data, outputs)
     if config.export.formats:
-        try_formats(model, data.image_shape, config.export.formats, outputs)
+        try_formats(model, data.image_shape, config.export.formats, outputs, own_modules(config))
     return model
 
 

@@ -102,6 +102,12 @@ def build_model(config: Config, data: Data) -> Any:
     return model
 
 
+def own_modules(config: Config) -> list[str]:
+    """Return the module of the user's function that builds the model, if there is one."""
+    module, colon, _ = config.model.name.partition(":")
+    return [module] if colon else []
+
+
 def find_outputs(config: Config, data: Data) -> Outputs:
     """Return what the model returns; call it outside of the strategy's scope, before `compiled_model`.
 

@@ -54,6 +54,7 @@ from tfdist.trainer.model_and_datasets import (
     initial_model,
     note_of_large_batch,
     open_run_data,
+    own_modules,
 )
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
@@ -181,7 +182,8 @@ def _train(context: RunContext) -> RunReport | None:
     record(PhaseBegun(phase="building"))
     outputs = find_outputs(config, data)
     if context.is_chief and config.export.formats:
-        try_formats(build_model(config, data), data.image_shape, config.export.formats, outputs)
+        model = build_model(config, data)
+        try_formats(model, data.image_shape, config.export.formats, outputs, own_modules(config))
     if context.remote is not None:
         context.remote.fetch()
     if context.is_chief:
@@ -278,4 +280,5 @@ def _export(context: RunContext, model: Any, outputs: Outputs, results: dict[str
         metadata=metadata,
         formats=config.export.formats,
         outputs=outputs,
+        modules=own_modules(config),
     )

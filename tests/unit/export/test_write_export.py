@@ -1,5 +1,6 @@
 """What is exported answers as the trained model does, in a process of its own, or it is not there at all."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -242,3 +243,28 @@ def test_a_disk_that_refuses_is_said_and_nothing_is_left(tmp_path, kilobytes, fo
     assert "cannot be written: Read-only file system" in readonly
     assert full.endswith("[]")
     assert readonly.endswith("[]")
+
+
+def test_a_function_that_a_module_of_the_users_own_registers_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "own_functions.py").write_text(
+        "import tensorflow as tf\n"
+        "@tf.keras.utils.register_keras_serializable(package='own')\n"
+        "def doubled(x):\n"
+        "    return 2 * x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, *sys.path))))
+    doubled = importlib.import_module("own_functions").doubled
+    model = small_model(keras.layers.Dense(4, doubled))
+    with pytest.raises(TfdistError, match="a new process could not load the export"):
+        try_formats(model, SHAPE, ["keras"])
+    try_formats(model, SHAPE, ["keras"], modules=["own_functions"])
+    options = {"images": drawn(), "metadata": {**METADATA, "model": "own_functions:build"}}
+    folder = export(model, tmp_path / "x", step=1, formats=["keras"], modules=["own_functions"], **options)
+    # As in the process of another command.
+    monkeypatch.delitem(keras.utils.get_custom_objects(), "own>doubled")
+    with pytest.raises(
+        ConfigError, match=rf"own_functions:build, predict with the SavedModel: --model {folder}$"
+    ):
+        load(find_export(folder / "model.keras"))
+    assert load(find_export(folder))(drawn()).shape == (5, 3)
