@@ -39,6 +39,7 @@ from tfdist.launcher.environment import LAUNCH, thread_variables
 from tfdist.launcher.progress_without_launcher import showing_progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
+from tfdist.launcher.send_reports import VARIABLE as PROGRESS
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, config_text, plan_text, read_config
@@ -236,17 +237,17 @@ def _train(settings: Settings, cluster: ClusterConfig, folder: RunFolder, screen
         load_tensorflow_quietly()
     from tfdist.trainer.run_task import train  # loads TensorFlow, which the launcher does not need
 
-    is_alone = not cluster
     # Under a launcher, the launcher writes the page, after the last event.
     writes = cluster.is_chief and not cluster.is_evaluator and not is_launched()
+    shows = writes and PROGRESS not in os.environ  # otherwise a launcher on another machine does
     with (
         page_written(folder.root, lambda: _write_page(folder)) if writes else contextlib.nullcontext(),
         showing_progress(json=screen.json, place=short_path(folder.place))
-        if is_alone
+        if shows
         else contextlib.nullcontext(),
     ):
         report = train(settings.config, cluster, folder)
-    if report is not None and is_alone and not screen.json:
+    if report is not None and shows and not screen.json:
         _print_report(folder)
 
 
