@@ -34,9 +34,17 @@ def named_callbacks(config: Config) -> list[Any]:
     """Return the callbacks that a config names.
 
     Raises:
-        ConfigError: There is no such callback, or it does not accept its arguments.
+        ConfigError: There is no such callback, it does not accept its arguments, or it waits for evaluations
+            that an evaluator task makes.
     """
-    return [callback for value in config.train.callbacks for callback in _make(value)]
+    callbacks = [callback for value in config.train.callbacks for callback in _make(value)]
+    for callback in callbacks if config.cluster.evaluator else ():
+        monitor, name = str(getattr(callback, "monitor", "")), type(callback).__name__
+        if monitor.startswith("val_") and getattr(callback, "save_best_only", True):
+            problem = f"monitors {monitor}, which the evaluator task computes after training has continued"
+            remedy = f"Set monitor: {monitor.removeprefix('val_')}, or leave the evaluator out"
+            raise ConfigError(f"train.callbacks: {name}", problem, remedy=remedy)
+    return callbacks
 
 
 def _make(value: Named) -> list[Any]:

@@ -11,6 +11,7 @@ from tfdist.coordination.health_checks import answers
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
+from tfdist.trainer.checkpoint_manager import note_best
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_datasets import Batches, initial_model, open_run_data, total_steps
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
@@ -64,6 +65,8 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
         if remote is not None:
             remote.put_summaries()
         _log.info("step %d: %s", checkpoint.step, as_text(results))
+        if remote is None:
+            note_best(folder.best_file, checkpoint.step, results)
     summaries.close()
 
 

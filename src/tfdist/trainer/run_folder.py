@@ -60,6 +60,11 @@ class RunFolder:
         return self.checkpoints / "reached"
 
     @property
+    def best_file(self) -> Path:
+        """Return the file in which an evaluator task notes the step of the best checkpoint."""
+        return self.checkpoints / "best.json"
+
+    @property
     def place(self) -> str:
         """Return the path or the address of `root`."""
         return self.shown(self.root)

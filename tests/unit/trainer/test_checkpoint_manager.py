@@ -10,7 +10,7 @@ from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
-from tfdist.trainer.checkpoint_manager import CheckpointManager
+from tfdist.trainer.checkpoint_manager import CheckpointManager, note_best
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
@@ -110,3 +110,16 @@ def test_a_checkpoint_has_the_seconds_of_all_starts(tmp_path, cache, monkeypatch
         manager.save(int(after), {"a": np.zeros(2)}, {})
         assert manager.find() == after  # as after a NaN
         assert manager.seconds_before == before
+
+
+def test_the_best_checkpoint_of_an_evaluator_is_kept(tmp_path, cache):
+    text = "cluster: {chief: 1, worker: 1, ps: 1, evaluator: 1}\ncheckpoint: {keep: 1}"
+    manager = manager_of(tmp_path, text, cache)
+    best = RunFolder.at(tmp_path).best_file
+    for step, accuracy in ((2, 0.5), (4, 0.9), (6, 0.7), (8, 0.6)):
+        manager.save(step, {"a": np.zeros(2)}, {})
+        note_best(best, step, {"accuracy": accuracy})
+    assert list_steps(tmp_path / "checkpoints") == [4, 8]
+    best.write_text("damaged")
+    manager.save(10, {"a": np.zeros(2)}, {})
+    assert list_steps(tmp_path / "checkpoints") == [10]

@@ -261,3 +261,27 @@ def test_a_mapping_needs_a_name(tmp_path):
 def test_averages_in_the_place_of_weights_are_refused(train):
     with pytest.raises(ConfigError, match="swap_on_epoch changes the weights of checkpoints"):
         train("train.callbacks=[{name: SwapEMAWeights, swap_on_epoch: true}]")
+
+
+@pytest.mark.parametrize(
+    ("callback", "is_refused"),
+    [
+        ("early_stopping", True),
+        ("{name: early_stopping, monitor: loss}", False),
+        ("{name: model_checkpoint, filepath: x.keras, save_best_only: true}", True),
+        ("{name: model_checkpoint, filepath: x.keras}", False),
+        ("terminate_on_nan", False),
+    ],
+)
+def test_a_callback_that_waits_for_evaluations_is_refused_beside_an_evaluator(tmp_path, callback, is_refused):
+    (tmp_path / "x.yaml").write_text(
+        f"cluster: {{chief: 1, worker: 1, ps: 1, evaluator: 1}}\ntrain: {{callbacks: [{callback}]}}"
+    )
+    config = read_config(tmp_path / "x.yaml").config
+    if not is_refused:
+        assert len(named_callbacks(config)) == 1
+        return
+    with pytest.raises(
+        ConfigError, match=r"monitors val_loss, .* Set monitor: loss, or leave the evaluator out"
+    ):
+        named_callbacks(config)
