@@ -227,10 +227,8 @@ def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings)
         ]
         lines += ["", f"    {settings.command()}"]
     else:
-        lines.append(
-            f"Set the same {SECRET} for all of them first: without it, tensors travel over TensorFlow's slower"
-            " gRPC."
-        )
+        without = "without it, tensors travel over TensorFlow's slower gRPC"
+        lines.append(f"Set the same {SECRET} for all of them first: {without}.")
     for task in tasks:
         host, port = split_address(cluster.address(task)) if cluster.size(task.type) else ("any host", None)
         on = host if port is None else f"{host}, port {port}"
