@@ -1,13 +1,17 @@
 """Configure the devices and threads of this process, which TensorFlow's first use of them fixes."""
 
+import logging
 import os
 from typing import Any, get_args
 
 import tensorflow as tf
 
+from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import are_devices_fixed
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import Device
+
+_log = logging.getLogger("tfdist")
 
 # Each operation that waits for another task occupies a thread. With one thread per core of a small machine,
 # all threads might wait, and none would be left to answer.
@@ -47,7 +51,7 @@ def configure_devices(
     intra_op_threads: int | None = None,
     inter_op_threads: int | None,
 ) -> None:
-    """Set up the devices of this process."""
+    """Set up the devices of this process; its CPU is split into logical devices where it has no GPU."""
     try:
         if intra_op_threads is not None:
             tf.config.threading.set_intra_op_parallelism_threads(intra_op_threads)
@@ -58,10 +62,11 @@ def configure_devices(
         gpus = tf.config.get_visible_devices("GPU")
         for gpu in gpus if memory_growth is not None else ():
             tf.config.experimental.set_memory_growth(gpu, memory_growth)
-        if logical_devices is not None:
+        if logical_devices is not None and gpus:
+            _log.info("logical_devices: has no effect on %s", count(len(gpus), "GPU"))
+        elif logical_devices is not None:
             parts = [tf.config.LogicalDeviceConfiguration()] * logical_devices
-            first = (gpus or tf.config.list_physical_devices("CPU"))[0]
-            tf.config.set_logical_device_configuration(first, parts)
+            tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             "make_strategy", str(error), remedy="Call it before the first tensor is made"

@@ -84,7 +84,7 @@ def make_strategy(
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
         max_shards: The largest number of shards of a variable; None for the number of ps tasks.
         device: The device to compute on: cpu, gpu, or auto, which takes GPUs if there are any.
-        logical_devices: Split the first GPU, or the CPU if there is none, into this number of devices.
+        logical_devices: Without a GPU, split the CPU into this number of devices.
         memory_growth: Allocate GPU memory when it is needed, not all at once.
         precision: Keras's global dtype policy; None leaves it as it is.
         intra_op_threads: Threads that work on one operation.
@@ -190,7 +190,7 @@ def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) ->
         remedy = "Unset KERAS_BACKEND, or set it to tensorflow; ~/.keras/keras.json may name another one too"
         raise ConfigError("Keras", expected="the backend tensorflow", received=backend, remedy=remedy)
     gpus = len(tf.config.list_physical_devices("GPU"))
-    devices = options.logical_devices or (gpus if is_gpu_used(options.device, gpus) else 1)
+    devices = gpus if is_gpu_used(options.device, gpus) else options.logical_devices or 1
     name = strategy_name(strategy, cluster, devices=devices)
     if strategy == "auto":
         _log.info("strategy auto takes %s: %s", *choose_strategy(cluster, devices=devices))

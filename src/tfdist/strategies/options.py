@@ -123,7 +123,8 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         doc("The device to compute on. auto uses GPUs if there are any; gpu fails without one."),
     ] = "auto"
     logical_devices: Annotated[
-        Positive | None, doc("Split this machine's CPU into so many devices, to try mirrored.")
+        Positive | None,
+        doc("Without a GPU, split this machine's CPU into so many devices, to try mirrored."),
     ] = None
     precision: Annotated[Precision | None, doc("Keras's dtype policy.")] = None
     min_shard_bytes: Annotated[

@@ -98,7 +98,7 @@ class Replicas:
         """Return the replicas of a config on a cluster, with this machine's devices if no number is given."""
         if devices is None:
             gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
-            devices = config.strategy.logical_devices or max(1, gpus)
+            devices = gpus or config.strategy.logical_devices or 1
         strategy = strategy_name(config.strategy.name, cluster, devices=devices)
         count = {
             "one_device": 1,

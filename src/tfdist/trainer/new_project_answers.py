@@ -214,7 +214,7 @@ def applies(key: str, answers: Mapping[str, Any], machine: Machine) -> bool:
     """Return whether a question applies after the answers to those before it."""
     strategy = answers.get("strategy")
     if key == "workers":
-        is_all_gpus = strategy == "mirrored" and answers["where"] == "here" and machine.gpus > 1
+        is_all_gpus = strategy == "mirrored" and answers["where"] == "here" and machine.gpus > 0
         return strategy != "one_device" and not is_all_gpus
     needs = {"hosts": answers.get("where") == "ssh", "image": answers.get("where") == "kubernetes"}
     return {**needs, "ps": strategy in OF_PS}.get(key, True)
@@ -303,7 +303,7 @@ def complete_answers(given: Mapping[str, Any], machine: Machine) -> tuple[Projec
         elif key in given and not (key == "workers" and _is_said_already(given[key], answers, machine)):
             problem = f"has no effect with {answers.get('strategy') or answers['where']}"
             raise ConfigError(f"--{key}", problem, remedy="Leave it out")
-    splits_cpu = answers["strategy"] == "mirrored" and answers["where"] == "here" and machine.gpus < 2
+    splits_cpu = answers["strategy"] == "mirrored" and answers["where"] == "here" and not machine.gpus
     return Project(**answers, splits_cpu=splits_cpu), defaults
 
 

@@ -169,7 +169,7 @@ def _strategy(project: Project) -> _Rows:
     rows = [(f"name: {project.strategy}", STRATEGIES[project.strategy]), ("", f"or {others}")]
     if project.splits_cpu:
         devices = f"logical_devices: {project.workers}"
-        rows.append((devices, "made of the CPU, to try it; on a machine with GPUs leave it out"))
+        rows.append((devices, "made of the CPU, to try it; GPUs, where there are any, are taken as they are"))
     return rows
 
 

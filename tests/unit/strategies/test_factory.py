@@ -11,6 +11,7 @@ from tfdist.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist.strategies.devices_and_threads import configure_devices  # noqa: E402
 from tfdist.strategies.factory import make_strategy  # noqa: E402
 from tfdist.strategies.server import serve  # noqa: E402  # after the check that TensorFlow is there
 
@@ -243,3 +244,13 @@ def test_says_that_workers_are_connected_before_tensorflow_is_used():
     options = {"communication": {"implementation": "ring"}}
     with pytest.raises(ConfigError, match="after TensorFlow was used"):
         make_strategy(cluster(("chief", 0), chief=1, worker=1), "multi_worker_mirrored", **options)
+
+
+def test_gpus_are_taken_as_they_are_where_logical_devices_are_asked_for(monkeypatch, caplog):
+    # TensorFlow splits a GPU only with limits on its memory.
+    gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")] * 2
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    with caplog.at_level("INFO", "tfdist"):
+        configure_devices("auto", logical_devices=3, inter_op_threads=None)
+
+    assert "logical_devices: has no effect on 2 GPUs" in caplog.text

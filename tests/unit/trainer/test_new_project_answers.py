@@ -139,6 +139,7 @@ def test_the_defaults_follow_from_the_machine_and_the_answers(folder):
     )
     assert _project(GPUS).strategy == "mirrored"
     assert not _project(GPUS).splits_cpu
+    assert not _project(Machine(cores=4, gpus=1), strategy="mirrored").splits_cpu
     assert _project(GPUS, strategy="multi_worker_mirrored").workers == 4
     assert _project(where="ssh", hosts="a, b,me@c").workers == 3
     assert _project(data="cifar10").model == "cifar10_cnn"
