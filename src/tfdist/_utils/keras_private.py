@@ -272,10 +272,14 @@ def step_counter(optimizer: Any) -> Any:
 def remake_in_scope(optimizer: Any, variables: Sequence[Any]) -> None:
     """Make variables of an optimizer of Keras 3 again in the scope of now, with their values."""
     optimizer._distribution_strategy = tf.distribute.get_strategy()
-    if hasattr(optimizer, "inner_optimizer"):
-        remake_in_scope(optimizer.inner_optimizer, [])
     for variable in variables:
         variable._initialize(variable.numpy())
+
+
+def index_in_multi_optimizer(optimizer: Any, variable: Any) -> int:
+    """Return which one of the optimizers within Keras's MultiOptimizer updates a variable."""
+    index: int = optimizer._var_to_optimizer_idx[optimizer._var_key(variable)]
+    return index
 
 
 def learning_rate_variable(optimizer: Any) -> Any:

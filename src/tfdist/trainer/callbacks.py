@@ -12,9 +12,16 @@ from tfdist.trainer.checkpoint_manager import CallbackFacts
 from tfdist.trainer.config import Config
 from tfdist.trainer.keras_names import call_named, find_class, snake_case
 from tfdist.training.arguments import callbacks_of
-from tfdist.training.keras.callback_states import as_plain, from_plain, load_states, states_of, weights_of
+from tfdist.training.keras.callback_states import (
+    as_plain,
+    continue_logs,
+    from_plain,
+    load_states,
+    states_of,
+    weights_of,
+)
 from tfdist.training.keras.callbacks import make_callbacks
-from tfdist.training.keras.variables_of_run import learning_rate, set_learning_rate
+from tfdist.training.keras.variables_of_run import State, learning_rate, set_learning_rate
 from tfdist.training.workers.stop_together import Stopping
 
 _NOT_ALLOWED = (
@@ -102,6 +109,10 @@ class Callbacks:
         )
         self._stopping = Stopping(callbacks, model, strategy)
         self._callbacks, self._initial_learning_rate = callbacks, learning_rate(model)
+        swap = getattr(tf.keras.callbacks, "SwapEMAWeights", None)
+        is_swapped = swap is not None and any(isinstance(callback, swap) for callback in callbacks)
+        self._swapped = State(model, strategy, ()) if is_swapped else None
+        self._before_test: dict[str, tf.Tensor] = {}
         self._epoch: int | None = None  # the epoch that has begun
         self._logs: dict[str, Any] = {}
         self._epoch_of_logs = 0  # if it has begun in an earlier process
@@ -126,6 +137,10 @@ class Callbacks:
     def arrays(self) -> dict[str, Any]:
         """Return the arrays that the callbacks keep, by names for a checkpoint."""
         return weights_of(self._callbacks)
+
+    def continue_logs(self, epoch: int) -> None:
+        """Make CSVLoggers continue their files with an epoch."""
+        continue_logs(self._callbacks, self._model, epoch)
 
     def restore(self, facts: CallbackFacts, arrays: Mapping[str, Any], step: int) -> None:
         """Set the states of the callbacks at a step; a learning rate that the config has changed is kept."""
@@ -156,11 +171,18 @@ class Callbacks:
 
     def before_test(self) -> None:
         """Call the callbacks before an evaluation."""
+        if self._swapped is not None:
+            self._before_test = self._swapped.values()
         self._calls.on_test_begin()
 
     def after_test(self, results: Mapping[str, float]) -> None:
         """Call the callbacks after an evaluation."""
         self._calls.on_test_end(dict(results))
+
+    def leave_test(self) -> None:
+        """Put weights that SwapEMAWeights has swapped back exactly, for an evaluation that is left."""
+        if self._swapped is not None:
+            self._swapped.assign(list(self._before_test.values()))
 
     def after_epoch(self, results: Mapping[str, float]) -> bool:
         """Call the callbacks after an epoch, with the results of an evaluation if there was one.

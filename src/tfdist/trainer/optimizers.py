@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist._utils.config_key_types import name_and_arguments
 from tfdist._utils.import_by_name import import_object
 from tfdist._utils.keras_private import exclude_as
+from tfdist._utils.nested_optimizers import is_loss_scaler
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.keras_names import call_named, find_class
 from tfdist.trainer.sections.train import TrainSection
@@ -29,7 +30,7 @@ def make_optimizer(section: TrainSection, own: Any, steps: int) -> Any:
         ConfigError: There is no such optimizer, or it does not accept its arguments.
     """
     is_own = own is not None and section.optimizer is None
-    scaler, own = (own, own.inner_optimizer) if hasattr(own, "inner_optimizer") else (None, own)
+    scaler, own = (own, own.inner_optimizer) if is_loss_scaler(own) else (None, own)
     if is_own and section.learning_rate is None and section.schedule is None and not section.warmup:
         return None
     rate = make_learning_rate(

@@ -37,8 +37,9 @@ from tfdist.trainer.starts_and_lost_steps import Start
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.share_checkpoint import Values
 from tfdist.training.evaluate import run_tests
+from tfdist.training.keras.model_checks import has_own
 from tfdist.training.keras.steps.step_base import KerasStep
-from tfdist.training.keras.variables_of_run import State
+from tfdist.training.keras.variables_of_run import State, other_optimizers, variables_of_tensorflow
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.run_batches import EpochBatches, name_steps
@@ -131,7 +132,12 @@ class Run:
         self.step = self.begun_at = self._checkpoint_manager.find()
         session = Session(self._model, self._strategy, self._batches_left)
         training = session.training(stops_at_failure=True)
-        state = State(self._model, self._strategy, session.random_states)
+        others = [
+            *session.random_states,
+            *other_optimizers(self._model, has_own_step=has_own(self._model, "train_step")),
+            *variables_of_tensorflow(self._model),
+        ]
+        state = State(self._model, self._strategy, others)
         if self._named_callbacks:
             self._callbacks = Callbacks(
                 self._named_callbacks,
@@ -163,6 +169,9 @@ class Run:
         self._restore(state, read)
         has_more = self.step < self.total or self._checkpoint_manager.is_pending
         if self._callbacks is not None and has_more and not self._checkpoint_manager.has_ended:
+            if read is not None and self._context.is_chief:
+                begun = self.step - 1 if self._checkpoint_manager.is_pending else self.step
+                self._callbacks.continue_logs(begun // self._per_epoch)
             self._callbacks.begin()
             self._restore(state, read)  # what that has changed, as if there had been no stop
 
@@ -413,8 +422,9 @@ class Run:
         self._throughput.loss, self._throughput.accuracy = logs.get("loss"), logs.get("accuracy")
         if self._summaries is not None:
             logs["examples per second"] = self._throughput.since_last_asked(self.step)
-            if getattr(self._model, "optimizer", None) is not None:
-                logs["learning rate"] = float(fetch(self._model.optimizer.learning_rate))
+            rate = getattr(getattr(self._model, "optimizer", None), "learning_rate", None)
+            if rate is not None:  # MultiOptimizer has several
+                logs["learning rate"] = float(fetch(rate))
             times = step.times(counted)
             taken = record_task_speed(self._context.cluster, self.step, times)
             curves = {f"milliseconds of a step/{task}": value for task, value in taken.items()}
@@ -457,6 +467,8 @@ class Run:
         )
         record(PhaseBegun(phase="training"))
         if self._is_leaving:
+            if callbacks is not None:
+                callbacks.leave_test()
             return {}
         _check_results(self._model, results)
         if callbacks is not None:

@@ -72,6 +72,7 @@ class EpochPart:
         index: The index of the next batch, as callbacks get it.
         totals: The totals of the metrics; None before the first batch.
         logs: The logs of the last batch; at the end of the epoch the metrics' results.
+        is_over: Whether its last batch is known to be done.
         is_leaving: Whether the epoch is left, without a word to the callbacks, once all executions that are
             under way have ended.
     """
@@ -80,6 +81,7 @@ class EpochPart:
     index: int = 0
     totals: Any = None
     logs: dict[str, Any] = field(default_factory=dict)
+    is_over: bool = False
     is_leaving: bool = False
 
     def end(self, step: KerasStep) -> None:
@@ -137,7 +139,8 @@ class EpochBatches:
     def are_taken(self, part: EpochPart) -> bool:
         """Return whether it is known that an epoch has no more batches, without asking the runner."""
         position = self.position
-        return position is not None and (position.is_at_end or part.index >= (self.steps or 0))
+        is_at_end = position is not None and (position.is_at_end or part.index >= (self.steps or 0))
+        return part.is_over or is_at_end
 
     def may_have_more(self, part: EpochPart) -> bool:
         """Return whether to expect another batch; if their number is unknown, also after the last one."""
@@ -228,7 +231,7 @@ def run_batches(
             except GeneratorExit:  # the caller ends the epoch here
                 part.end(step)
                 raise
-        if not part.is_leaving:
+        if not (part.is_leaving or part.is_over):
             if position is not None:
                 position.end_epoch(runner, missing=0 if are_taken else together)
             if calls is not None and batches.are_cut_short(part):

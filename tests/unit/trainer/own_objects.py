@@ -93,6 +93,27 @@ def build_with_own_steps(image_shape, classes):
     return WithOwnSteps(classes)
 
 
+class TwoOptimizers(keras.Model):
+    """A model whose step has an optimizer and a variable of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.head_optimizer.apply(gradients, self.trainable_variables)
+        self.seen.assign_add(1)
+        return self.compute_metrics(x, y, self(x), None)
+
+
+def with_own_optimizer(image_shape, classes):
+    image = keras.Input(image_shape)
+    model = TwoOptimizers(image, build(image_shape, classes)(image))
+    model.head_optimizer, model.seen = keras.optimizers.Adam(0.01), tf.Variable(0, trainable=False)
+    model.head_optimizer.build(model.trainable_variables)
+    return model
+
+
 class Recorder(keras.callbacks.Callback):
     """Write each call to a file: the hook, its index, and its logs."""
 

@@ -285,3 +285,39 @@ def test_a_callback_that_waits_for_evaluations_is_refused_beside_an_evaluator(tm
         ConfigError, match=r"monitors val_loss, .* Set monitor: loss, or leave the evaluator out"
     ):
         named_callbacks(config)
+
+
+@pytest.mark.skipif(not hasattr(keras.callbacks, "SwapEMAWeights"), reason="Keras has no such callback")
+def test_an_evaluation_that_is_left_has_swapped_no_averages(train, tmp_path, monkeypatch):
+    averaged = "train.optimizer={name: sgd, use_ema: true, ema_momentum: 0.5}", "train.epochs=3"
+    _, wanted, whole = train(*averaged, "train.callbacks=[swap_ema_weights]")
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    notice = Notice()
+    monkeypatch.setattr(own_objects, "NOTICE", notice)
+    with pytest.raises(Preempted):
+        train(*averaged, "train.callbacks=[swap_ema_weights, own_objects:told]", notice=notice)
+    monkeypatch.setattr(own_objects, "NOTICE", None)
+    _, results, model = train(*averaged, "train.callbacks=[swap_ema_weights]")
+    assert results == wanted
+    for mine, its in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_a_csv_file_continues(train, tmp_path):
+    logger = f"train.callbacks=[{{name: csv_logger, filename: {tmp_path / 'log.csv'}}}]"
+    train(logger, "train.epochs=2")
+    train(logger, "train.epochs=3")
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "0", "1", "2"]
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 tracks optimizers of a model itself")
+def test_an_optimizer_and_a_variable_within_the_model_are_resumed(train, tmp_path):
+    own = "model.name=own_objects:with_own_optimizer"
+    _, wanted, whole = train(own, "train.epochs=3")
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    train(own, "train.epochs=2")
+    _, results, model = train(own, "train.epochs=3")
+    assert results == pytest.approx(wanted, rel=1e-6)
+    assert int(model.head_optimizer.iterations) == int(whole.head_optimizer.iterations) == 15
+    assert int(model.seen) == int(whole.seen) == 15

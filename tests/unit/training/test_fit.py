@@ -50,6 +50,57 @@ def test_is_keras_fit(strategy, together):
         assert ours.history[name] == pytest.approx(values, rel=1e-5)
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 looks at the class alone, as it does itself")
+def test_a_step_that_is_set_on_the_model_is_its_step(strategy):
+    def made():
+        model = linear()
+
+        def step(data):
+            model.layers[0].bias.assign(2 * model.layers[0].bias)
+            return keras.Sequential.train_step(model, data)
+
+        model.train_step = step
+        return model
+
+    alone = made()
+    expected = alone.fit(batches(), shuffle=False, verbose=0).history["loss"]
+    with strategy.scope():
+        model = made()
+    assert fit(model, batches(), verbose=0).history["loss"] == pytest.approx(expected)
+    assert model.get_weights()[1] == pytest.approx(alone.get_weights()[1])
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has none of these")
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+@pytest.mark.parametrize(
+    "made_optimizer",
+    [
+        lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+        lambda: None,
+    ],
+    ids=["accumulating", "scaled", "none"],
+)
+def test_a_model_without_trainable_weights_adapts_its_statistics(strategy, made_optimizer):
+    def made():
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        normalization, dense = model.layers
+        normalization.gamma.trainable = normalization.beta.trainable = dense.trainable = False
+        model.compile(made_optimizer(), "mse")
+        return model
+
+    alone = made()
+    expected = alone.fit(batches(), epochs=2, shuffle=False, verbose=0).history["loss"]
+    with strategy.scope():
+        model = made()
+    assert fit(model, batches(), epochs=2, verbose=0).history["loss"] == pytest.approx(expected)
+    for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+        assert mine == pytest.approx(its)
+
+
 def test_a_callback_may_freeze_layers_before_the_first_batch(strategy):
     class Freezes(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

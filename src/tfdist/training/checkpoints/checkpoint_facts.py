@@ -23,6 +23,7 @@ class Place(msgspec.Struct):
         size: The number of batches in the data, where epochs of a number of steps count them.
         seen: The batches that these epochs have counted since the data began.
         tests: The number of evaluations so far.
+        is_over: Whether the last batch of the epoch is done, and its evaluation is not.
     """
 
     step: int
@@ -34,6 +35,7 @@ class Place(msgspec.Struct):
     size: int | None
     seen: int
     tests: int
+    is_over: bool = False
 
 
 class Facts(msgspec.Struct):

@@ -36,6 +36,7 @@ from tfdist.training.error_messages.print_uncaught_errors import print_own_error
 from tfdist.training.keras.callback_states import (
     as_plain,
     check_callbacks,
+    continue_logs,
     from_plain,
     load_states,
     states_of,
@@ -58,6 +59,8 @@ from tfdist.training.workers.same_call import check_same_call
 from tfdist.training.workers.stop_together import Agreement
 
 _finished_here: set[Path] = set()  # the folders of calls that have returned in this process
+# The learning rates that calls of this process have begun with and have left, by folder.
+_learning_rates_here: dict[Path, tuple[float | None, float | None]] = {}
 _log = logging.getLogger("tfdist")
 
 
@@ -86,7 +89,11 @@ def open_checkpoints(
                 ServerTermination(servers) as server_termination,
                 CheckpointWriter(option.folder, keep=option.keep, background=option.background) as writer,
             ):
-                yield FitCheckpoints(option, model, strategy, callbacks, notice, server_termination, writer)
+                made = FitCheckpoints(option, model, strategy, callbacks, notice, server_termination, writer)
+                try:
+                    yield made
+                finally:
+                    made.note_learning_rate()
             _finished_here.add(option.folder.absolute())
             notice.raise_if_received()  # after the last checkpoint: a script that starts again continues
         except Preempted:
@@ -120,10 +127,19 @@ class FitCheckpoints(FitHooks):
             option.folder, Facts, strategy, of="fit", is_chief=self._is_chief
         )
         self._values = NO_VALUES
+        self._learning_rate: float | None = None
         self.is_leaving = False
         self.step = self._saved_at = 0 if self._resumed is None else self._resumed.facts.place.step
         # Its arrays shuffle by this seed; one of the user's comes first.
         self.seed = new_seed() if self._resumed is None else self._resumed.facts.seed
+
+    def note_learning_rate(self) -> None:
+        """Note the learning rate that this call began with, and the one that its callbacks have left."""
+        if self._learning_rate is None:
+            return
+        with contextlib.suppress(tf.errors.OpError):  # its server is lost
+            rates = self._learning_rate, learning_rate(self._model)
+            _learning_rates_here[self._option.folder.absolute()] = rates
 
     def check_order(self, x: Any, *, shuffle: bool | str) -> None:
         """Refuse a PyDataset that is shuffled without a seed."""
@@ -161,7 +177,10 @@ class FitCheckpoints(FitHooks):
             *variables_of_tensorflow(self._model),
         ]
         self._state = State(self._model, self._strategy, others, has_learning_rate=True)
-        self._learning_rate = learning_rate(self._model)
+        begun_with, left_with = _learning_rates_here.get(self._option.folder.absolute(), (None, None))
+        now = learning_rate(self._model)
+        # The rate that callbacks have left in this process is not one that the script sets.
+        self._learning_rate = begun_with if now == left_with else now
         self._identity = {**self._setup(schedule, batch_size), **self._data.identity}
         if self._option.every is not None:
             training.runner.rest_every(self._option.every, self.step)
@@ -218,11 +237,12 @@ class FitCheckpoints(FitHooks):
     def begin(self, calls: Any, *, epochs: int, initial_epoch: int, steps: int | None) -> int:
         """Call the callbacks at the beginning, set their states and the History; return the first epoch."""
         if self._resumed is None:
-            return super().begin(calls, epochs=epochs, initial_epoch=initial_epoch, steps=steps)
+            begun = super().begin(calls, epochs=epochs, initial_epoch=initial_epoch, steps=steps)
+            states_of(self._callbacks, self._model)  # an error is raised now, and on all tasks
+            return begun
         facts = self._resumed.facts
-        for callback in self._callbacks:
-            if type(callback).__name__ == "CSVLogger":
-                callback.append = True  # the lines of the epochs before
+        if self._is_chief:
+            continue_logs(self._callbacks, self._model, facts.place.epoch)
         calls.on_train_begin()
         history = self._model.history
         history.epoch = list(facts.epochs)
@@ -260,7 +280,9 @@ class FitCheckpoints(FitHooks):
         if facts is not None and facts.place.is_within and facts.place.epoch == epoch:
             self._restore(facts)
             totals = self._training.step.resumed(self._values.totals)
-            self._part = EpochPart(facts.place.done, facts.place.index, totals, from_plain(facts.logs))
+            place = facts.place
+            logs = from_plain(facts.logs)
+            self._part = EpochPart(place.done, place.index, totals, logs, is_over=place.is_over)
         self._begun_at = self.step - self._part.done
         if self._option.every is not None:
             self._training.runner.rest_every(self._option.every, self.step)
@@ -302,6 +324,7 @@ class FitCheckpoints(FitHooks):
     def after_tests(self) -> None:
         """Save and leave, if that was agreed within an evaluation, which a resumed run does again."""
         if self.is_leaving:
+            self._part.is_over = self._identity["steps_per_epoch"] is not None  # which the data may not have
             self._save(self._kept_before_tests, self._part.logs)
             self._leave()
         self._tests += 1
@@ -333,11 +356,6 @@ class FitCheckpoints(FitHooks):
         """Write a checkpoint on the chief; `metrics` are None at the end of an epoch."""
         self._saved_at = self.step
         files = collect_rounding_errors(self._strategy, is_chief=self._is_chief)
-        if not self._is_chief:
-            return
-        values = self._state.values()
-        values |= {f"{OF_EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
-        values |= weights_of(self._callbacks)
         history = self._model.history
         facts = Facts(
             identity=self._identity,
@@ -349,7 +367,12 @@ class FitCheckpoints(FitHooks):
             learning_rate=self._learning_rate,
             seed=self.seed,
             is_stopped=is_stopped,
-        )
+        )  # on all tasks: the chief alone would raise an error
+        if not self._is_chief:
+            return
+        values = self._state.values()
+        values |= {f"{OF_EPOCH}{number}": fetch(value) for number, value in enumerate(metrics or ())}
+        values |= weights_of(self._callbacks)
         self._writer.save(self.step, values, msgspec.to_builtins(facts), files=files)
 
     def _place(self, *, is_within: bool) -> Place:
@@ -366,4 +389,5 @@ class FitCheckpoints(FitHooks):
             size=None if position is None else position.size,
             seen=0 if position is None else position.seen,
             tests=self._tests,
+            is_over=is_within and self._part.is_over,
         )

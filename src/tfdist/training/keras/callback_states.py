@@ -30,10 +30,12 @@ class CallbackState(msgspec.Struct):
     Attributes:
         kind: The class, and the value that it watches; empty in a checkpoint of an earlier tfdist.
         values: Its attributes as plain values.
+        own: What its get_state() returns; None if it has none.
     """
 
     kind: str = ""
     values: dict[str, Any] = {}
+    own: dict[str, Any] | None = None
 
 
 def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
@@ -60,9 +62,12 @@ def states_of(callbacks: Sequence[Any], model: Any) -> list[CallbackState]:
     states = []
     for callback in callbacks:
         kind = _kind(callback)
-        state = callback.get_state() if _has_own_state(callback) else _attributes(callback, model)
-        values = {name: as_plain(value, f"the state of {kind}, {name}") for name, value in state.items()}
-        states.append(CallbackState(kind, values))
+        both = [_attributes(callback, model), callback.get_state() if _has_own_state(callback) else None]
+        values, own = (
+            state and {name: as_plain(value, f"the state of {kind}, {name}") for name, value in state.items()}
+            for state in both
+        )
+        states.append(CallbackState(kind, values or {}, own))
     return states
 
 
@@ -70,7 +75,8 @@ def weights_of(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Return the best weights that EarlyStopping keeps, by names for a checkpoint."""
     kept = {}
     for place, callback in enumerate(callbacks):
-        for number, value in enumerate(getattr(callback, _WEIGHTS, None) or ()):
+        best = getattr(callback, _WEIGHTS, None) if _is_early_stopping(callback) else None
+        for number, value in enumerate(best or ()):
             kept[f"{OF_CALLBACK}{place}/{number}"] = tf.convert_to_tensor(value)
     return kept
 
@@ -91,15 +97,15 @@ def load_states(
         place = next((place for place, state in left.items() if state.kind == kind), None)
         if place is None:
             continue
-        values = {name: from_plain(value) for name, value in left.pop(place).values.items()}
-        if _has_own_state(callback):
-            callback.set_state(values)
-            continue
+        state = left.pop(place)
+        values = {name: from_plain(value) for name, value in state.values.items()}
+        if _has_own_state(callback):  # which earlier versions have kept in place of the attributes
+            callback.set_state(values if state.own is None else from_plain(state.own))
         for name in _attributes(callback, model):
             if name in values:
                 setattr(callback, name, values[name])
         mine = [np.asarray(value) for name, value in weights.items() if name.split("/")[1] == str(place)]
-        if mine and hasattr(callback, _WEIGHTS):
+        if mine and _is_early_stopping(callback):
             setattr(callback, _WEIGHTS, mine)
 
 
@@ -145,6 +151,34 @@ def _attributes(callback: Any, model: Any) -> dict[str, Any]:
 def _classes(model: Any, names: Sequence[str]) -> list[Any]:
     module = keras_of(model).callbacks
     return [getattr(module, name) for name in names if hasattr(module, name)]
+
+
+def continue_logs(callbacks: Sequence[Any], model: Any, epoch: int) -> None:
+    """Make CSVLoggers append to their files, without the rows of this epoch and later ones."""
+    kind = keras_of(model).callbacks.CSVLogger
+    for callback in callbacks:
+        if isinstance(callback, kind):
+            callback.append = True
+            _drop_rows(callback.filename, epoch, callback.sep)
+
+
+def _drop_rows(path: str, epoch: int, separator: str) -> None:
+    if not tf.io.gfile.exists(path):
+        return
+    with tf.io.gfile.GFile(path) as file:
+        lines = file.read().splitlines(keepends=True)
+    kept = [line for line in lines if not _is_of_epoch(line.partition(separator)[0], epoch)]
+    if kept != lines:
+        with tf.io.gfile.GFile(path, "w") as file:
+            file.write("".join(kept))
+
+
+def _is_of_epoch(text: str, epoch: int) -> bool:
+    return text.strip().isdecimal() and int(text) >= epoch
+
+
+def _is_early_stopping(callback: Any) -> bool:
+    return any(kind.__name__ == "EarlyStopping" and is_of_keras(kind) for kind in type(callback).__mro__)
 
 
 def _has_own_state(callback: Any) -> bool:

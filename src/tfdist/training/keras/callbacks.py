@@ -17,12 +17,22 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.keras.variables_of_run import optimizer_variables
+from tfdist.training.keras.variables_of_run import optimizer_variables, optimizers_beside
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on
 # workers other than the chief, so that all take part in reading variables. Its CSVLogger is the exception.
-_WRITERS = {2: ("CSVLogger",), 3: ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")}
+_WRITERS = {
+    2: ("CSVLogger", "RemoteMonitor"),
+    3: (
+        "BackupAndRestore",
+        "CSVLogger",
+        "ModelCheckpoint",
+        "OrbaxCheckpoint",
+        "RemoteMonitor",
+        "TensorBoard",
+    ),
+}
 
 
 def make_callbacks(
@@ -42,7 +52,7 @@ def make_callbacks(
             allow_any_strategy(callback)
     if not is_chief_of(strategy):
         names = _WRITERS[2 if is_keras_2(model) else 3]
-        kinds = tuple(getattr(keras.callbacks, name) for name in names)
+        kinds = tuple(getattr(keras.callbacks, name) for name in names if hasattr(keras.callbacks, name))
         callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]
         verbose = 0
     made = keras.callbacks.CallbackList(
@@ -107,7 +117,7 @@ def follow_chief(
     chief = is_chief_of(strategy)
     begun, restores = take_from_chief(strategy, [int(begun), len(restorers)], is_chief=chief)
     if restores:
-        variables = _variables(model)
+        variables = restored_variables(model)
         # Local copies: reading a moving average of Keras 2 would average over all workers.
         mine = [strategy.experimental_local_results(variable)[0] for variable in variables]
         values = take_from_chief(strategy, [tf.convert_to_tensor(value) for value in mine], is_chief=chief)
@@ -116,9 +126,12 @@ def follow_chief(
     return int(begun)
 
 
-def _variables(model: Any) -> list[Any]:
-    both = (*model.variables, *optimizer_variables(model.optimizer))
-    return list({id(variable): variable for variable in both}.values())
+def restored_variables(model: Any) -> list[Any]:
+    """Return the variables that Keras's backup may restore: of the model, and of all optimizers within it."""
+    others = [found for found in optimizers_beside(model) if found.optimizer.built]
+    optimizers = [model.optimizer, *(found.optimizer for found in others)]
+    all_of_them = [*model.variables, *(each for one in optimizers for each in optimizer_variables(one))]
+    return list({id(variable): variable for variable in all_of_them}.values())
 
 
 def reset_batch_count(model: Any, phase: str) -> None:

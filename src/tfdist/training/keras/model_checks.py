@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import is_compiled, layers_of
 from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.nested_optimizers import optimizers_within
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
@@ -84,8 +85,8 @@ def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def has_own(model: Any, method: str) -> bool:
-    """Return whether a model overrides a method of Keras's Model."""
-    return getattr(type(model), method) is not getattr(keras_of(model).Model, method)
+    """Return whether a model, or its class, overrides a method of Keras's Model."""
+    return method in vars(model) or getattr(type(model), method) is not getattr(keras_of(model).Model, method)
 
 
 def uses_xla(model: Any, strategy: tf.distribute.Strategy) -> bool:
@@ -163,12 +164,12 @@ def _check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
 
 def check_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse options of an optimizer of Keras 3 that asynchronous workers do not support."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     remedies = {
         "gradient_accumulation_steps": "take larger batches",
         "ema_overwrite_frequency": "leave it out: use_ema alone puts the averages in place at the end",
     }
     for option, remedy in remedies.items():
-        if is_asynchronous(strategy) and getattr(optimizer, option, None):
+        having = [each for each in (optimizer, *optimizers_within(optimizer)) if getattr(each, option, None)]
+        if is_asynchronous(strategy) and having:
             problem = f"has {option}, which counts steps, and workers take several at the same time"
             raise ConfigError("optimizer", problem, remedy=f"Take parameter_server_sync, or {remedy}")

@@ -1,12 +1,13 @@
 """Read and assign all variables that training changes, and take their values from the chief."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of, learning_rate_variable, variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
+from tfdist._utils.nested_optimizers import is_loss_scaler, optimizers_within, without_loss_scale
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError
@@ -37,12 +38,12 @@ class State:
         """
         self._strategy = strategy
         optimizer = model.optimizer
-        with strategy.scope(), built_on_parts(optimizer):
-            optimizer.build(model.trainable_variables)
+        if optimizer is not None and not getattr(optimizer, "built", False):
+            with strategy.scope(), built_on_parts(optimizer):
+                optimizer.build(model.trainable_variables)
         # Each phase resets the metrics.
         skipped = {id(variable) for metric in model.metrics for variable in metric.variables}
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        for candidate in () if has_learning_rate else (optimizer, inner):
+        for candidate in () if has_learning_rate else (optimizer, *optimizers_within(optimizer)):
             skipped.add(id(learning_rate_variable(candidate)))
         kept = [
             ("model", [[variable] for variable in model.variables]),
@@ -92,9 +93,17 @@ class State:
 
 
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:
-    """Return an optimizer's variables, which early versions of Keras 2 return from a method."""
+    """Return an optimizer's variables, also those of optimizers that it wraps.
+
+    Early versions of Keras 2 return them from a method.
+    """
+    if optimizer is None:
+        return []
     variables: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    return variables
+    wrapped = [] if is_loss_scaler(optimizer) else optimizers_within(optimizer)
+    found = {id(variable): variable for variable in variables}
+    found |= {id(each): each for inner in wrapped for each in optimizer_variables(inner)}
+    return list(found.values())
 
 
 def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
@@ -105,15 +114,11 @@ def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
     Raises:
         ConfigError: Such an optimizer is not built, so its variables do not exist yet.
     """
-    kind = keras_of(model).optimizers.Optimizer
-    inner = getattr(model.optimizer, "inner_optimizer", None)
-    skipped = {id(model.optimizer), id(inner)}
     variables: list[Any] = []
-    for layer, name, value in _attributes_within(model):
+    for layer, name, value in optimizers_beside(model):
         is_direct = layer is model and "[" not in name
-        if not isinstance(value, kind) or id(value) in skipped or not (is_direct or has_own_step):
+        if not (is_direct or has_own_step):
             continue
-        skipped.add(id(value))
         if layer is not model and id(getattr(layer, "optimizer", None)) == id(value):  # of a compiled model
             if not layer.trainable_variables:
                 continue
@@ -126,6 +131,25 @@ def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
             raise ConfigError(f"model {model.name}", problem, remedy=remedy)
         variables += optimizer_variables(value)
     return variables
+
+
+class OptimizerBeside(NamedTuple):
+    """An optimizer that is an attribute of a model or of one of its layers."""
+
+    layer: Any
+    name: str
+    optimizer: Any
+
+
+def optimizers_beside(model: Any) -> list[OptimizerBeside]:
+    """Return the optimizers of a model and its layers beside the one that the model is compiled with."""
+    kind = keras_of(model).optimizers.Optimizer
+    own = {id(each) for each in (model.optimizer, *optimizers_within(model.optimizer))}
+    found: dict[int, OptimizerBeside] = {}
+    for layer, name, value in _attributes_within(model):
+        if isinstance(value, kind) and id(value) not in own:
+            found.setdefault(id(value), OptimizerBeside(layer, name, value))
+    return list(found.values())
 
 
 def variables_of_tensorflow(model: Any) -> list[Any]:
@@ -166,8 +190,7 @@ def _attributes_within(model: Any) -> Iterator[tuple[Any, str, Any]]:
 
 def learning_rate(model: Any) -> float | None:
     """Return the learning rate of a model's optimizer; None where it is a schedule."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    variable = learning_rate_variable(optimizer)
+    variable = learning_rate_variable(without_loss_scale(model.optimizer))
     if not hasattr(variable, "assign"):
         return None
     return float(fetch(tf.convert_to_tensor(variable_of_tensorflow(variable))))
@@ -175,5 +198,4 @@ def learning_rate(model: Any) -> float | None:
 
 def set_learning_rate(model: Any, value: float) -> None:
     """Set the learning rate of a model's optimizer."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    learning_rate_variable(optimizer).assign(value)
+    learning_rate_variable(without_loss_scale(model.optimizer)).assign(value)

@@ -21,6 +21,7 @@ from tfdist._utils.keras_private import (
     updated_by,
 )
 from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.nested_optimizers import optimizers_within, without_loss_scale
 from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value
 from tfdist.errors import ConfigError
@@ -29,8 +30,8 @@ from tfdist.errors import ConfigError
 _PARTS: dict[int, list[Any]] = {}
 # The part that an optimizer's slot belongs to, by the slot's id.
 _PART_OF_SLOT: dict[int, Any] = {}
-# Optimizers whose update depends on a variable's shape or norm.
-_OF_WHOLES = ("Adafactor", "Lamb", "Muon")
+# Optimizers whose update depends on a variable's shape or norm, or that go by its name.
+_OF_WHOLES = ("Adafactor", "Lamb", "Muon", "MultiOptimizer")
 
 
 def parts_of(variables: Sequence[Any]) -> list[Any]:
@@ -65,12 +66,12 @@ def built_on_parts(optimizer: Any) -> Iterator[None]:
         yield
         return
     build: Callable[[Any], None] = optimizer.build
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
     with contextlib.ExitStack() as stack:
         stack.enter_context(attributes_set(optimizer, build=lambda variables: build(parts_of(variables))))
-        if hasattr(inner, "add_variable_from_reference"):  # of Keras 3
-            add = _noting_parts(inner.add_variable_from_reference)
-            stack.enter_context(attributes_set(inner, add_variable_from_reference=add))
+        for each in (optimizer, *optimizers_within(optimizer)):
+            if hasattr(each, "add_variable_from_reference"):  # of Keras 3
+                add = _noting_parts(each.add_variable_from_reference)
+                stack.enter_context(attributes_set(each, add_variable_from_reference=add))
         yield
 
 
@@ -146,19 +147,20 @@ def check_parts(model: Any) -> None:
     cut = [
         variable for variable in model.trainable_variables if is_shard(variable) or len(_parts(variable)) > 1
     ]
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = without_loss_scale(model.optimizer)
     if not cut or optimizer is None:
         return
     remedy = "Leave out min_shard_bytes and max_shards, or use something else"
     if any(len(_parts(variable)) > 1 for variable in cut) and _is_of_wholes(optimizer):
         problem = "has updated whole variables in a loop of your own, and fit updates their shards"
         raise ConfigError(f"optimizer {type(optimizer).__name__}", problem, remedy="Compile with a new one")
-    kinds = {base.__name__ for base in type(optimizer).__mro__}
+    optimizers = [optimizer, *optimizers_within(optimizer)]
+    kinds = {base.__name__ for each in optimizers for base in type(each).__mro__}
     for what, is_used in (
         (f"the optimizer {type(optimizer).__name__}", bool(kinds & set(_OF_WHOLES))),
-        ("clipnorm", bool(getattr(optimizer, "clipnorm", None))),
+        ("clipnorm", any(getattr(each, "clipnorm", None) for each in optimizers)),
         ("a constraint", any(variable.constraint is not None for variable in cut)),
-        ("exclude_from_weight_decay", excludes_from_decay(optimizer)),
+        ("exclude_from_weight_decay", any(map(excludes_from_decay, optimizers))),
     ):
         if is_used:
             problem = f"has variables in shards, and {what} would compute something else for each shard"

@@ -19,7 +19,7 @@ from tfdist.training.checkpoints.checkpoint import list_steps  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402  # after the check that TensorFlow is there
-from tfdist.training.keras.callback_states import CallbackState, load_states  # noqa: E402
+from tfdist.training.keras.callback_states import CallbackState, load_states, states_of, weights_of  # noqa: E402
 
 keras = tf.keras
 pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="it needs Keras 3")
@@ -30,6 +30,7 @@ Y = X.sum(axis=1, keepdims=True)
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch):
     monkeypatch.setattr(fit_checkpoints, "_finished_here", set())
+    monkeypatch.setattr(fit_checkpoints, "_learning_rates_here", {})
     monkeypatch.setattr("sys.excepthook", lambda *error: None)
 
 
@@ -198,6 +199,102 @@ def test_each_callback_gets_its_own_state_back_wherever_it_stands(tmp_path):
     )
     assert others[0].wait < 3
     assert others[1].wait < 3
+
+
+class Patient(keras.callbacks.EarlyStopping):
+    """A callback of Keras with a state of the user's besides."""
+
+    seen = 0
+
+    def get_state(self):
+        return {"seen": self.seen}
+
+    def set_state(self, state):
+        self.seen = state["seen"]
+
+
+def test_a_state_of_the_users_own_leaves_kerass_in_its_place():
+    before, after = Patient("loss"), Patient("loss")
+    before.wait, before.best, before.best_weights, before.seen = 3, 0.5, [np.ones(2)], 7
+    states, weights = states_of([before], _model()), weights_of([before])
+    load_states([after], _model(), states, weights)
+    assert (after.wait, after.best, after.seen) == (3, 0.5, 7)
+    np.testing.assert_array_equal(after.best_weights, [np.ones(2)])
+    load_states(
+        [after], _model(), [CallbackState("Patient of loss", {"seen": 9})], {}
+    )  # of an earlier version
+    assert after.seen == 9
+
+
+@pytest.mark.parametrize("value", ["best.weights.h5", np.ones(2)])
+def test_best_weights_of_another_callback_are_its_own(value):
+    callback = keras.callbacks.Callback()
+    callback.best_weights = value
+    assert weights_of([callback]) == {}
+
+
+def test_a_csv_file_has_each_epoch_once(tmp_path):
+    class Log(keras.callbacks.CSVLogger):
+        """One of the user's own."""
+
+    _run(tmp_path / "a", DATA["reshuffled"](), Log(str(tmp_path / "a.csv")), every=4)
+    killed = Log(str(tmp_path / "b.csv"))
+    with pytest.raises(Killed):  # after an epoch that no checkpoint has ended
+        _run(tmp_path / "b", DATA["reshuffled"](), killed, act=_kill, at=13, every=7)
+    killed.csv_file.close()
+    _run(tmp_path / "b", DATA["reshuffled"](), Log(str(tmp_path / "b.csv")), every=7)
+    assert (tmp_path / "b.csv").read_text() == (tmp_path / "a.csv").read_text()
+
+
+def test_a_call_again_continues_the_learning_rate_that_callbacks_have_left(tmp_path):
+    def slower():
+        return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+
+    undisturbed, model = _run(tmp_path / "a", DATA["reshuffled"](), slower()), _model()
+    for at in (3, 5):  # two cells of a notebook that were interrupted
+        with pytest.raises(Killed):
+            _run(tmp_path / "b", DATA["reshuffled"](), slower(), model=model, act=_kill, at=at)
+    assert (
+        _run(tmp_path / "b", DATA["reshuffled"](), slower()) == undisturbed
+    )  # in a kernel that starts again
+
+
+def test_an_epoch_that_its_data_have_ended_stays_ended(tmp_path):
+    class Told(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def some():
+        return DATA["fixed"]().filter(lambda x, y: True)
+
+    options = {"validation_data": (X, Y), "steps_per_epoch": 9, "epochs": 2}
+    with pytest.warns(UserWarning, match="ran out of data"):
+        undisturbed = _run(tmp_path / "a", some(), **options)
+    with pytest.warns(UserWarning, match="ran out of data"), pytest.raises(Preempted, match="at step 6"):
+        _run(tmp_path / "b", some(), Told(), **options)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        assert _run(tmp_path / "b", some(), **options) == undisturbed
+
+
+def test_an_optimizer_that_is_built_keeps_its_loss_scale(tmp_path):
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    model = _model(optimizer=optimizer)
+    fit(model, DATA["fixed"](), verbose=0)
+    optimizer.dynamic_scale.assign(4.0)
+    _run(tmp_path, DATA["fixed"](), model=model)
+    assert float(optimizer.dynamic_scale) == 4.0
+
+
+def test_a_state_that_cannot_be_stored_is_refused_at_the_start(tmp_path):
+    class Strange(keras.callbacks.Callback):
+        def get_state(self):
+            return {"seen": {1, 2}}
+
+        def set_state(self, state):
+            del state
+
+    with pytest.raises(ConfigError, match="the state of Strange, seen: expected numbers"):
+        _run(tmp_path, DATA["fixed"](), Strange(), act=lambda: pytest.fail("it has trained"), at=1)
 
 
 def test_states_without_their_owners_are_left_out_with_a_warning(caplog):

@@ -11,6 +11,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.fit import fit  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.keras.callbacks import restored_variables  # noqa: E402
 
 keras = tf.keras
 WEIGHTS = ".weights.h5" if getattr(keras, "__version__", "2") >= "3" else ".h5"
@@ -180,3 +181,15 @@ def scalars(folder):
                 if value.HasField("tensor") and value.tensor.dtype == tf.float32.as_datatype_enum:
                     found.append((value.tag, event.step, float(tf.make_ndarray(value.tensor))))
     return sorted(found, key=lambda each: each[:2])
+
+
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 tracks optimizers of a model itself")
+def test_all_workers_take_all_optimizers_of_the_chief_after_a_backup():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.head_optimizer, model.unused = keras.optimizers.Adam(), [keras.optimizers.Adam()]
+    model.head_optimizer.build(model.trainable_variables)
+    names = {id(variable) for variable in restored_variables(model)}
+    assert names >= {id(variable) for variable in (*model.variables, *model.head_optimizer.variables)}
+    model.compile(None, "mse")
+    assert {id(variable) for variable in restored_variables(model)} >= {id(each) for each in model.variables}

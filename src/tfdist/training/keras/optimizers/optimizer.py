@@ -5,9 +5,10 @@ averages into branches of each replica's graph. Replicas cannot exchange values 
 for itself. Here all replicas together take each branch once, and run their part inside it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import ExitStack, nullcontext
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -25,6 +26,12 @@ from tfdist._utils.keras_private import (
     remake_in_scope,
     step_counter,
     variable_of_tensorflow,
+)
+from tfdist._utils.nested_optimizers import (
+    by_optimizer,
+    is_loss_scaler,
+    optimizers_within,
+    without_loss_scale,
 )
 from tfdist._utils.temporary_patches import attributes_set
 from tfdist.errors import ConfigError
@@ -46,6 +53,8 @@ def move_into_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     outside = [variable for variable in optimizer.variables if not is_own(variable.value)]
     if outside:
         with strategy.scope():
+            for inner in optimizers_within(optimizer):
+                remake_in_scope(inner, [])
             remake_in_scope(optimizer, outside)
 
 
@@ -54,7 +63,7 @@ def adds_rows_up(optimizer: Any) -> bool:
 
     Other optimizers square slice by slice, and clipping measures slice by slice.
     """
-    inner = _inner(optimizer)
+    inner = without_loss_scale(optimizer)
     clips = any(getattr(inner, name) for name in ("clipvalue", "clipnorm", "global_clipnorm"))
     return not clips and (is_sgd_of_keras(inner) or isinstance(inner, LazyAdam))
 
@@ -63,25 +72,17 @@ def loss_scale(optimizer: Any) -> tf.Tensor | None:
     """Return the factor that multiplies the loss of one step, None if there is none.
 
     Other workers may change the factor while this worker computes. So the caller reads it once, and passes it
-    to `Update.apply` with the gradients.
+    to `Update.apply` with the gradients. `optimizer` may be None.
     """
-    if _is_scaler(optimizer):
+    if is_loss_scaler(optimizer):
         return tf.convert_to_tensor(optimizer.dynamic_scale.value)
-    factor = optimizer.loss_scale_factor
+    factor = getattr(optimizer, "loss_scale_factor", None)
     return None if factor is None else tf.constant(factor, tf.float32)
 
 
 def counter_of_all_steps(optimizer: Any) -> Any:
     """Return the variable that counts each step; None if some steps are not counted."""
-    return None if _is_scaler(optimizer) else step_counter(optimizer)
-
-
-def _is_scaler(optimizer: Any) -> bool:
-    return hasattr(optimizer, "inner_optimizer")
-
-
-def _inner(optimizer: Any) -> Any:
-    return optimizer.inner_optimizer if _is_scaler(optimizer) else optimizer
+    return None if is_loss_scaler(optimizer) else step_counter(optimizer)
 
 
 class Update:
@@ -95,7 +96,7 @@ class Update:
         *,
         deliver: Deliver | None = None,
         applied: AppliedSteps | None = None,
-        is_called: bool = False,
+        entry: Literal["apply_gradients", "apply"] | None = "apply_gradients",
     ) -> None:
         """Prepare to update variables.
 
@@ -105,13 +106,16 @@ class Update:
             variables: The variables.
             deliver: A function that sends gradients to their variables; if None, TensorFlow does.
             applied: Where asynchronous workers note that this step was applied.
-            is_called: Whether the model's own step calls the optimizer, which in `fit` nobody else does.
+            entry: The method that Keras would call, of those that an optimizer's class may override; None if
+                this class has been called already.
         """
         self._strategy, self._variables = strategy, variables
-        self._scaler: Any = optimizer if _is_scaler(optimizer) else None
-        self._optimizer = _inner(optimizer)
+        self._scaler: Any = optimizer if is_loss_scaler(optimizer) else None
+        self._optimizer = without_loss_scale(optimizer)
+        self._by_optimizer = by_optimizer(self._optimizer, variables)
+        self._inner = optimizers_within(self._optimizer) if self._by_optimizer is None else []
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
-        self._deliver, self._applied, self._is_called = deliver, applied, is_called
+        self._deliver, self._applied, self._entry = deliver, applied, entry
         self._is_noted = applied is not None and applied.are_noted_by_update
         self._arrived: list[Any] = []  # the gradients, where the step counter counts
 
@@ -123,7 +127,12 @@ class Update:
             scale: The factor that multiplied the loss.
         """
         self._arrived = tensors_of(gradients)
-        with fused(self._optimizer), attributes_set(step_counter(self._optimizer), assign_add=self._count):
+        with ExitStack() as stack:
+            stack.enter_context(fused(self._optimizer))
+            for optimizer in (self._optimizer, *self._inner):
+                counter = step_counter(optimizer)
+                count = functools.partial(self._count, counter, is_noted=optimizer is self._optimizer)
+                stack.enter_context(attributes_set(counter, assign_add=count))
             if self._scaler is None:
                 self._step(gradients, None)  # the optimizer divides by a constant factor itself
                 return
@@ -151,9 +160,12 @@ class Update:
         self._scaler.dynamic_scale.value.assign(scale * 0.5)
 
     def _step(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
+        if self._by_optimizer is not None:
+            self._step_of_each(self._by_optimizer, gradients, scale)
+            return
         optimizer, steps = self._optimizer, self._steps
-        has_branches = bool(steps or optimizer.ema_overwrite_frequency)
-        if has_branches and self._overrides("apply", "apply_gradients"):
+        has_branches = _has_branches(optimizer)
+        if any(map(_has_branches, self._inner)) or (has_branches and self._overrides_entry("apply")):
             problem = (
                 "overrides how gradients are applied, and counts steps by gradient_accumulation_steps or"
             )
@@ -177,13 +189,34 @@ class Update:
         self._constrain_copies(gradients)
         step_counter(optimizer).assign_add(1)
 
-    def _overrides(self, *methods: str) -> bool:
-        """Return whether the optimizer's class has methods of its own that Keras's `fit` would call."""
-        if self._is_called:  # it has called them
+    def _step_of_each(
+        self, by_optimizer: list[tuple[Any, list[int]]], gradients: list[Any], scale: tf.Tensor | None
+    ) -> None:
+        """Run each optimizer of a MultiOptimizer on its variables, when all gradients are there."""
+
+        def delivered(gradients: list[Any], scale: tf.Tensor | None) -> list[Any]:
+            pairs = zip(_unscaled(gradients, scale), self._variables, strict=True)
+            there = self._delivered([pair for pair in pairs if pair[0] is not None])
+            by_variable = {id(variable): gradient for gradient, variable in there}
+            return [by_variable.get(id(variable)) for variable in self._variables]
+
+        gradients = self._strategy.run(delivered, args=(gradients, scale))
+        for optimizer, places in by_optimizer:
+            variables = [self._variables[place] for place in places]
+            update = Update(self._strategy, optimizer, variables, entry="apply")
+            update.apply([gradients[place] for place in places], None)
+        step_counter(self._optimizer).assign_add(1)
+
+    @property
+    def _class_of_keras(self) -> Any:
+        return next(each for each in type(self._optimizer).__mro__ if each.__module__.startswith("keras."))
+
+    def _overrides_entry(self, *others: str) -> bool:
+        """Return whether the optimizer's class overrides the method that Keras would call, or others."""
+        if self._entry is None:
             return False
-        kind = type(self._optimizer)
-        of_keras = next(each for each in kind.__mro__ if each.__module__.startswith("keras."))
-        return any(getattr(kind, each) is not getattr(of_keras, each) for each in methods)
+        kind, of_keras = type(self._optimizer), self._class_of_keras
+        return any(getattr(kind, name) is not getattr(of_keras, name) for name in (self._entry, *others))
 
     def _update_and_reset(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         self._run(self._update, gradients, scale)
@@ -220,30 +253,32 @@ class Update:
         # Keras 3 clips each replica's gradients before it adds them up, unlike one process, which clips those
         # of the whole batch. These gradients are global already. Where Keras would add them up, tfdist
         # delivers them.
-        with gradients_added_up_by(self._optimizer, self._delivered):
+        with ExitStack() as stack:
+            for optimizer in (self._optimizer, *self._inner):
+                stack.enter_context(gradients_added_up_by(optimizer, self._delivered))
             self._strategy.run(change, args=args)
 
     def _delivered(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars) if self._deliver is None else self._deliver(grads_and_vars)
         if self._applied is not None:  # and after this no server needs anything of the worker
             pairs = _when_all_are_there(pairs, self._applied)
-        if not (self._steps or self._optimizer.ema_overwrite_frequency):  # or it counts outside of a branch
+        if not _has_branches(self._optimizer):  # or it counts outside of a branch
             self._arrived = tensors_of([gradient for gradient, _ in pairs])
         return pairs
 
-    def _count(self, value: Any) -> Any:
-        """Count a step by TensorFlow's own, atomic assign_add, once gradients are there.
+    def _count(self, variable: Any, value: Any, *, is_noted: bool) -> Any:
+        """Count a step in a variable by TensorFlow's own, atomic assign_add, once gradients are there.
 
         Keras 3's is `assign(self + value)`: if two workers count at once, one count is lost. Without an
         order, a worker that is lost while it computes may have counted the step already.
         """
-        variable = step_counter(self._optimizer)
+        is_noted = is_noted and self._is_noted
         # If a server notes the step, it asks no worker for this number any more.
-        with tf.device(variable.value.device) if self._is_noted else nullcontext():
+        with tf.device(variable.value.device) if is_noted else nullcontext():
             added = tf.cast(value, variable.dtype)
         with tf.control_dependencies(self._arrived):
             counted = variable.value.assign_add(added)
-        if self._applied is not None and self._is_noted:
+        if self._applied is not None and is_noted:
             with tf.control_dependencies([tf.convert_to_tensor(counted)]):
                 self._applied.note_step()
         return counted
@@ -253,7 +288,9 @@ class Update:
     def _apply(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         unscaled = _unscaled(gradients, scale)
         # Keras's `fit` calls the method that a class may override, unless the losses are scaled.
-        if self._scaler is None and self._overrides("apply_gradients"):
+        if self._entry is None:
+            self._class_of_keras.apply(self._optimizer, unscaled, self._variables)
+        elif self._scaler is None and self._entry == "apply_gradients" and self._overrides_entry():
             self._optimizer.apply_gradients(zip(unscaled, self._variables, strict=True))
         else:
             self._optimizer.apply(unscaled, self._variables)
@@ -305,6 +342,10 @@ def _copied_to(gradient: Any, variable: Any) -> Any:
         return None
     with tf.device(variable.device):
         return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+
+
+def _has_branches(optimizer: Any) -> bool:
+    return bool(optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency)
 
 
 def _nothing(_: Any) -> None:

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import compiled_metrics_are_built, layers_of
 from tfdist._utils.keras_versions import flat_logs
+from tfdist._utils.nested_optimizers import is_loss_scaler
 from tfdist._utils.tf_private import PolymorphicFunction, code_of, traced_by_chief
 from tfdist.errors import ConfigError
 from tfdist.training.keras.layer_writes import LayerWrites
@@ -283,7 +284,7 @@ class CustomStepOnReplicas(MetricStep):
     def _replica(
         self, data: Any, metrics: list[tuple[Any, tf.Tensor]], share: tf.Tensor, seed: GraphSeed
     ) -> ReplicaTrace:
-        scalers = [use.optimizer for use in self._methods.uses if hasattr(use.optimizer, "inner_optimizer")]
+        scalers = [use.optimizer for use in self._methods.uses if is_loss_scaler(use.optimizer)]
         # Other workers may change a factor while this one computes. So it is read once.
         scales = {id(scaler): tf.identity(scaler.dynamic_scale.value) for scaler in scalers}
         factors = [(scaler.dynamic_scale, scales[id(scaler)]) for scaler in scalers]

@@ -276,7 +276,7 @@ class ReplacedMethods:
                 )
 
             def apply(strategy: Any, gradients: list[Any], scale: Any) -> None:
-                update = Update(strategy, optimizer, variables, applied=self._applied(), is_called=True)
+                update = Update(strategy, optimizer, variables, applied=self._applied(), entry=None)
                 update.apply(gradients, strategy.experimental_local_results(scale)[0])
 
             tf.distribute.get_replica_context().merge_call(apply, args=(known, scale))
@@ -288,7 +288,8 @@ def optimizers_apply_by(
 ) -> contextlib.AbstractContextManager[None]:
     """Return a context in which all optimizers of Keras 3 apply gradients by a function."""
     optimizers = keras.optimizers
-    kinds = (optimizers.Optimizer, optimizers.LossScaleOptimizer)
+    names = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    kinds = [getattr(optimizers, name) for name in names if hasattr(optimizers, name)]
     return methods_replaced([(kind, "apply", apply) for kind in kinds])
 
 

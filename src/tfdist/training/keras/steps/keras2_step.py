@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_versions import as_in_keras
+from tfdist._utils.nested_optimizers import without_loss_scale
 from tfdist.errors import ConfigError
 from tfdist.strategies.scale_gradients import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
@@ -55,7 +56,7 @@ class Keras2Step(KerasStep):
 
     def train(self, batch: Any, totals: Totals) -> Totals:
         """Train on a batch, each replica on its part."""
-        optimizer = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
+        optimizer = without_loss_scale(self._model.optimizer)
         with masks_of_whole_batch(self._model, self._strategy), fused_keras_2(optimizer):
             seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
         return Totals((), totals.stats + self._strategy.experimental_local_results(seen)[0])

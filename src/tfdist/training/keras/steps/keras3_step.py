@@ -194,9 +194,11 @@ class Keras3Step(MetricStep):
         self._write(pair for pair in written if id(pair[0]) in weights)  # which the gradients then change
         deliver = None if fetched is None else fetched.deliver
         optimizer, variables = self._model.optimizer, self._trainable
-        Update(self._strategy, optimizer, variables, deliver=deliver, applied=self._applied).apply(
-            gradients, scale
-        )
+        if variables:
+            update = Update(self._strategy, optimizer, variables, deliver=deliver, applied=self._applied)
+            update.apply(gradients, scale)
+        elif self._applied is not None:
+            self._applied.note_step()
         if fetched is not None:
             fetched.end()
         self._write(pair for pair in written if id(pair[0]) not in weights)

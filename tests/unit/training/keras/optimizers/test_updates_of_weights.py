@@ -44,7 +44,33 @@ def model_of(constraint, optimizer):
     return model
 
 
+class Wrapping(keras.optimizers.Optimizer):
+    """An optimizer that leaves the work to one of Keras's, as those of users do."""
+
+    def __init__(self, inner):
+        super().__init__(learning_rate=0.0)
+        self.inner_optimizer = inner
+
+    def build(self, variables):
+        super().build(variables)
+        self.inner_optimizer.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        self.inner_optimizer.apply(
+            [None if each is None else 2 * each for each in grads], trainable_variables
+        )
+
+
+def several():
+    kernels = keras.optimizers.Adam(0.1, clipnorm=0.2, gradient_accumulation_steps=2)
+    others = keras.optimizers.SGD(0.5, momentum=0.9)
+    choice = keras.optimizers.OptimizerMap(others, {".*kernel": kernels})
+    return keras.optimizers.MultiOptimizer(choice, loss_scale_factor=4.0)
+
+
 OPTIMIZERS = {
+    **({"several": several} if hasattr(keras.optimizers, "MultiOptimizer") else {}),
+    "wrapped": lambda: Wrapping(keras.optimizers.SGD(0.5, clipnorm=0.3)),
     "plain": lambda: keras.optimizers.SGD(0.5),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0),
     "accumulating": lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2),
@@ -71,6 +97,51 @@ class OwnStep(keras.Model):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
+
+
+class Discriminative(keras.optimizers.SGD):
+    """An optimizer that changes gradients before it applies them."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([0.5 * gradient for gradient in grads], trainable_variables)
+
+
+def plain_several():
+    choice = keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(0.5), {".*kernel": keras.optimizers.Adam(0.1)}
+    )
+    return keras.optimizers.MultiOptimizer(choice)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(
+            "several", marks=pytest.mark.skipif("several" not in OPTIMIZERS, reason="Keras has none")
+        ),
+        "wrapped",
+        "discriminative",
+    ],
+)
+@pytest.mark.parametrize("base", [keras.Model, OwnStep])
+def test_an_optimizer_that_delegates_or_overrides_takes_kerass_steps(optimizer, base):
+    def model():
+        keras.utils.set_random_seed(1)
+        kinds = {"several": plain_several, "wrapped": OPTIMIZERS["wrapped"]}
+        number = keras.Input((4,))
+        made = base(number, keras.layers.Dense(2)(number))
+        made.compile(kinds.get(optimizer, lambda: Discriminative(0.5, clipnorm=0.3))(), "mse")
+        return made
+
+    kerass = model()
+    kerass.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    with own_strategy().scope():
+        ours = model()
+    fit(ours, X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
+    for mine, its in zip(ours.optimizer.variables, kerass.optimizer.variables, strict=True):
+        assert np.asarray(mine) == pytest.approx(np.asarray(its), rel=1e-4, abs=1e-5)
 
 
 class Bias(keras.layers.Layer):
