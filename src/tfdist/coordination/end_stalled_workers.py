@@ -23,6 +23,7 @@ from tfdist.launcher.send_reports import report_silent
 _NAME = "end_stalled_worker"
 _SECONDS_TO_REACT = 10.0
 _SECONDS_BETWEEN_CHECKS = 1.0
+_MOST_COUNTED_AT_ONCE = 5.0  # the whole cluster may have been stopped for a while
 _DURATIONS_UNTIL_CHECK = 1000
 _DOING = Activity("at work on one execution (reading its data, or computing)", "step")
 _log = logging.getLogger("tfdist")
@@ -37,12 +38,14 @@ class TimeAtWork:
         began: When it was sent.
         is_first: Whether the worker has ended none before, or has to skip data first, which may take long.
         seen: The seconds for which the chief has seen the worker at work on it.
+        told_at: How many of these had passed when the worker was last told to end.
     """
 
     worker: int
     began: float
     is_first: bool
     seen: float = 0.0
+    told_at: float = 0.0
 
 
 class WorkerExecutions:
@@ -83,7 +86,8 @@ class WorkerExecutions:
             timeout: The limit; `auto` derives it from the executions that have ended.
         """
         now = self._clock()
-        if timeout == "off" or now - self._checked_at < _SECONDS_BETWEEN_CHECKS:
+        passed = now - self._checked_at
+        if timeout == "off" or passed < _SECONDS_BETWEEN_CHECKS:
             return {}
         self._checked_at = now
         limit = self._limits.setdefault(timeout, StallLimit(timeout))
@@ -92,10 +96,10 @@ class WorkerExecutions:
         found = {}
         for each in at_work:
             most = limit.seconds(_DOING, is_first=each.is_first)
-            each.seen = now - each.began
-            if each.seen >= most:
-                found[each.worker] = (each.seen, most)
-                each.began = now  # end the worker later if it has not ended
+            each.seen += min(passed, now - each.began, _MOST_COUNTED_AT_ONCE)
+            if each.seen - each.told_at >= most:
+                found[each.worker] = (each.seen - each.told_at, most)
+                each.told_at = each.seen  # end the worker later if it has not ended
         return found
 
 

@@ -31,6 +31,8 @@ from tfdist.transport.shared_memory import SharedBuffers
 _HEADER = struct.Struct("!4s8sQBQQQ")
 _MARK = b"tfdi"
 _SECONDS_BETWEEN_CHECKS = 1
+# Both ends may have been stopped for a while. A silent end takes some seconds to ask.
+_MOST_COUNTED_AT_ONCE = 10.0
 _MAX_PIECES = 256  # of one system call, which takes 1024
 _SKIPPED_AT_ONCE = 1 << 20
 _LONGEST_MANIFEST = 1 << 24
@@ -355,15 +357,17 @@ class SilenceCheck:
 
     def __init__(self, why_lost: WhyLost) -> None:
         self._why_lost = why_lost
-        self._since = 0.0
+        self._seconds = self._asked_at = 0.0
 
     def renew(self) -> None:
         """Reset the time: bytes have moved."""
-        self._since = 0.0
+        self._seconds = 0.0
 
     def ask(self) -> None:
         """Raise ExchangeError if the other end is lost."""
-        self._since = self._since or time.monotonic() - _SECONDS_BETWEEN_CHECKS
-        why = self._why_lost(time.monotonic() - self._since)
+        now = time.monotonic()
+        passed = now - self._asked_at if self._seconds else _SECONDS_BETWEEN_CHECKS
+        self._seconds, self._asked_at = self._seconds + min(passed, _MOST_COUNTED_AT_ONCE), now
+        why = self._why_lost(self._seconds)
         if why:
             raise ExchangeError(why)

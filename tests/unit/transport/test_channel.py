@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from fuzzing import manifest_of, mutated
 
-from tfdist.transport.channel import _HEADER, _MARK, _MOST_FUNCTIONS, Channel, _Header
+from tfdist.transport import channel
+from tfdist.transport.channel import _HEADER, _MARK, _MOST_FUNCTIONS, Channel, SilenceCheck, _Header
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.ring_neighbours import _MESSAGE, Neighbour, make_neighbour
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
@@ -50,6 +51,18 @@ def altered(rng, data):
     """Alter the header of the first of the messages, or all of them."""
     size = _HEADER.size if rng.random() < 0.8 else len(data)
     return mutated(rng, data[:size]) + data[size:]
+
+
+def test_a_pause_of_both_ends_is_no_silence(monkeypatch):
+    now, counted = [1000.0], []
+    monkeypatch.setattr(channel.time, "monotonic", lambda: now[0])
+    check = SilenceCheck(lambda seconds: counted.append(seconds) or "")
+    for passed in (3.0, 1.0, 1.5, 10_000.0, 1.0):
+        now[0] += passed
+        check.ask()
+    check.renew()
+    check.ask()
+    assert counted == [1.0, 2.0, 3.5, 13.5, 14.5, 1.0]
 
 
 @pytest.mark.parametrize("wire_type", ["float32", "int8", "bfloat16", "shared memory"])

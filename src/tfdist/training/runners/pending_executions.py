@@ -18,6 +18,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_COPY = 0.0005
 _SECONDS_BETWEEN_SERVER_CHECKS = 5.0
 _TIMES_THE_SLOWEST = 5
+_MOST_COUNTED_AT_ONCE = 5.0  # the whole cluster may have been stopped for a while
 _FOR_EVER = float("inf")
 
 
@@ -77,15 +78,18 @@ class ScheduledExecutions:
         Raises:
             tf.errors.UnavailableError: A parameter server is gone.
         """
-        began = checked = time.monotonic()
+        seen_at = checked = time.monotonic()
+        waited = 0.0
         # Before the first answer, the time that an execution takes is unknown.
         patience = _FOR_EVER
         if self._slowest:
             patience = max(self.seconds_to_come_back, _TIMES_THE_SLOWEST * self._slowest)
-        while time.monotonic() - began < patience:
+        while waited < patience:
+            now = time.monotonic()
+            waited, seen_at = waited + min(now - seen_at, _MOST_COUNTED_AT_ONCE), now
             for execution in self._queue:
                 if has_answered(execution.closure):
-                    self._slowest = max(self._slowest, time.monotonic() - began)
+                    self._slowest = max(self._slowest, waited)
                     return execution
             self._end_stuck_workers()
             if time.monotonic() - checked > _SECONDS_BETWEEN_SERVER_CHECKS:

@@ -51,3 +51,23 @@ def test_steps_that_nobody_answers_end_if_a_server_is_gone(monkeypatch):
     with pytest.raises(tf.errors.UnavailableError, match=r"^ps:1 at 10\.0\.0\.4:2222 refuses connections"):
         scheduled.wait()
     assert next(looks, None) is None
+
+
+def test_a_wait_during_which_the_whole_cluster_was_stopped_is_no_long_one(monkeypatch):
+    """It would break the connections to workers that are well."""
+    now, looks = [1000.0], []
+
+    def wait(closure, seconds):
+        looks.append(now[0])
+        now[0] += 10_000 if len(looks) == 5 else 1
+        return False
+
+    monkeypatch.setattr(pending_executions.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pending_executions, "has_answered", lambda closure: False)
+    monkeypatch.setattr(pending_executions, "wait_for_answer", wait)
+    monkeypatch.setattr(pending_executions, "refusing_tasks", lambda strategy, job: [])
+    scheduled = ScheduledExecutions(tf.distribute.get_strategy(), WorkerExecutions())
+    scheduled.add(Execution(1, closure=object()))
+    scheduled._slowest = 1.0
+    assert scheduled.wait() is None
+    assert len(looks) == 120 - 5 + 2  # of the pause, 5 s count

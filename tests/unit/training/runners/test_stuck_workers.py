@@ -85,6 +85,16 @@ def test_a_worker_that_does_not_end_its_execution_is_ended(two_at_work):
     assert chief.wait(1000) == []
 
 
+def test_a_worker_that_was_stopped_with_the_whole_cluster_is_not_stuck(two_at_work):
+    chief, (execution, _) = two_at_work
+    assert chief.wait(10) == []
+    chief.now += 10_000
+    assert chief.wait(14) == []
+    chief.answer(execution)
+    chief.send(0)
+    assert chief.wait(3) == [(1, 30.0, 30.0)]
+
+
 def test_the_first_execution_of_a_worker_may_take_ten_times_as_long(chief):
     chief.send(0)
     assert chief.wait(299) == []
