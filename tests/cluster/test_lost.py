@@ -208,7 +208,7 @@ def test_a_step_of_a_silent_worker_counts_once_and_holds_nobody_up(tmp_path):
     assert found["iterations"] == 120
     assert found["weight"] == 120
     assert " silent for " in finished.logs["chief:0"]
-    assert "take over their steps" not in finished.logs["chief:0"]  # which comes after two minutes
+    assert "take over the steps of" not in finished.logs["chief:0"]  # which comes after two minutes
     assert "was stopped for" in (tmp_path / "worker:1.log").read_text()
 
 
@@ -250,4 +250,5 @@ def test_a_worker_of_its_own_pace_may_fall_silent(tmp_path):
     assert finished.chief["lost_cases.whole_epochs"] == 60
     # What the silent worker was given, the other did in its place.
     assert finished.chief["lost_cases.silenced"] == {"epochs": 4, "iterations": 200}
-    assert "1 of 2 workers do not answer; the others take over their steps" in finished.logs["chief:0"]
+    text = "1 of 2 workers have ended no step for a long time: the others take over the steps of worker:0 at"
+    assert text in finished.logs["chief:0"]

@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import weakref
+from typing import Any
 
 from tfdist.errors import ConfigError, TfdistError
 
@@ -15,6 +16,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 # reserved port before its server has started.
 _FIRST_PORT, _LAST_PORT = 15_000, 32_000
 _TRIES = 2_000
+_last_known: dict[str, list[tuple[Any, ...]]] = {}
 
 
 def split_address(address: object) -> tuple[str, int]:
@@ -43,6 +45,27 @@ def split_address(address: object) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Return `host:port`, or `[IPv6]:port`: what `split_address` splits."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def look_up(address: str) -> list[tuple[Any, ...]]:
+    """Return what a socket needs to connect to an address, one entry for each host that it stands for.
+
+    If no name server answers, the hosts that the address stood for last count. Before the first answer, there
+    are none, and the error of the system is raised.
+    """
+    try:
+        found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        if error.errno != socket.EAI_AGAIN or address not in _last_known:
+            raise
+        return _last_known[address]
+    _last_known[address] = found
+    return found
+
+
+def last_known(address: str) -> list[tuple[Any, ...]]:
+    """Return what the last successful look-up of an address has found in this process."""
+    return _last_known.get(address, [])
 
 
 def listen_on_all_interfaces(address: str) -> socket.socket:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, split_address
+from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, look_up
 from tfdist.coordination.background_threads import running_beside
 
 SECONDS_BETWEEN_CHECKS = 1.0
@@ -81,13 +81,27 @@ def reason_of(error: OSError) -> str:
 
 def connected(address: str) -> socket.socket:
     """Return a socket connected to an address; each operation on the socket has a timeout of some seconds."""
-    connection = socket.create_connection(split_address(address), timeout=_ANSWER_TIMEOUT)
+    connection = _connect(address)
     if connection.getsockname() == connection.getpeername():
         # Linux connects a socket to itself if the system chose, as its local port, the very port that it
         # connects to.
         connection.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, "only this socket itself is there")
     return connection
+
+
+def _connect(address: str) -> socket.socket:
+    failure = OSError(f"{address} stands for no host")
+    for family, kind, protocol, _, host in look_up(address):
+        connection = socket.socket(family, kind, protocol)
+        connection.settimeout(_ANSWER_TIMEOUT)
+        try:
+            connection.connect(host)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+    raise failure
 
 
 def _first_bytes(address: str) -> bytes:

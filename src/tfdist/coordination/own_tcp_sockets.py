@@ -13,11 +13,11 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tfdist.cluster.addresses_and_free_ports import split_address
+from tfdist.cluster.addresses_and_free_ports import last_known, look_up
 
 ESTABLISHED, BEING_MADE, LISTENING = "01", "02", "0A"  # states in these tables
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
@@ -89,9 +89,17 @@ def _host(text: str) -> str:
 def peers_at(address: str) -> set[tuple[str, int]]:
     """Return the hosts and ports that an address stands for now; a name may stand for another host later."""
     try:
-        found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
+        return _peers(look_up(address))
     except OSError:  # a name that is unknown now
         return set()
+
+
+def peers_last_at(address: str) -> set[tuple[str, int]]:
+    """Return the hosts and ports that an address stood for when this process last found any."""
+    return _peers(last_known(address))
+
+
+def _peers(found: Iterable[tuple[Any, ...]]) -> set[tuple[str, int]]:
     return {(plain_address(str(place[4][0])), int(place[4][1])) for place in found}
 
 

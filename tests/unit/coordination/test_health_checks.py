@@ -6,6 +6,7 @@ import socket
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.health_checks import answering_health_checks, answers
+from tfdist.coordination.own_tcp_sockets import peers_at, peers_last_at
 
 
 def address():
@@ -34,6 +35,32 @@ def test_a_port_that_is_taken_is_no_error():
         at = f"127.0.0.1:{server.getsockname()[1]}"
         with answering_health_checks(at):
             assert answers(at) is None  # the other one accepts and says nothing
+
+
+def test_a_task_is_asked_where_it_was_last_while_no_name_server_answers(monkeypatch):
+    port = address().rpartition(":")[2]
+    at, getaddrinfo, errors = f"localhost:{port}", socket.getaddrinfo, []
+
+    def look_up(*args, **options):
+        if errors:
+            raise socket.gaierror(errors[0], "Temporary failure in name resolution")
+        return getaddrinfo(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with answering_health_checks(at):
+        errors.append(socket.EAI_AGAIN)
+        assert answers(at) is None
+        errors.clear()
+        assert answers(at) is True
+        errors.append(socket.EAI_AGAIN)
+        assert answers(at) is True
+        assert ("127.0.0.1", int(port)) in peers_at(at)
+        errors[0] = socket.EAI_NONAME
+        assert answers(at) is None
+        assert peers_at(at) == set()
+        assert ("127.0.0.1", int(port)) in peers_last_at(at)
+    errors[0] = socket.EAI_AGAIN
+    assert answers(at) is False
 
 
 def test_a_task_is_not_silent_because_this_process_can_open_no_more_files(caplog):

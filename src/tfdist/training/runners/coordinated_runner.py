@@ -15,7 +15,7 @@ from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced, traced_by_chief
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import addresses_of
-from tfdist.coordination.own_tcp_sockets import break_connections, peers_at
+from tfdist.coordination.own_tcp_sockets import break_connections, peers_last_at
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
@@ -105,6 +105,8 @@ class CoordinatedRunner:
         self._resumed: Sequence[int] = ()  # batches of each part that an earlier process has taken
         self._rests: tuple[int, int] | None = None  # every how many steps, and how many were done before
         self._last_call: tuple[Any, Any] = (None, None)
+        tasks, addresses = [Task("worker", index) for index in range(workers)], addresses_of(self._strategy)
+        self._peers = {task: peers_last_at(addresses[task]) for task in tasks if task in addresses}
         self.is_at_rest = True
         self.waited = 0.0
 
@@ -348,11 +350,16 @@ class CoordinatedRunner:
         if len(silent) >= self._workers:
             _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
             return
-        text = "%d of %d workers do not answer; the others take over their steps"
-        _log.warning(text, len(silent), self._workers)
-        addresses = addresses_of(self._strategy)
-        peers = {peer for task in silent for peer in peers_at(addresses[task])}
         names = " and ".join(named(silent, self._strategy))
+        text = "%d of %d workers have ended no step for a long time: the others take over the steps of %s"
+        _log.warning(text, len(silent), self._workers, names)
+        addresses = addresses_of(self._strategy)
+        # The name of a machine that is gone may be unknown now, or that of another one, as a container's is.
+        peers = {
+            peer for task in silent for peer in (*self._peers.get(task, ()), *peers_last_at(addresses[task]))
+        }
+        others = [task for task in addresses if task not in silent]
+        peers -= {peer for task in others for peer in peers_last_at(addresses[task])}
         end = time.monotonic() + _SECONDS_TO_FIND_A_DESCRIPTOR
         while (count := break_connections(peers, names)) is None and time.monotonic() < end:
             time.sleep(_SECONDS_BETWEEN_LOOKS_AT_WORKERS)

@@ -7,6 +7,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from tfdist.cluster.config import Task
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.data.sent_execution import Execution
 from tfdist.training.runners import coordinated_runner
@@ -14,6 +15,7 @@ from tfdist.training.runners.batches_for_workers import Call
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner
 
 SILENT, ANSWERING = 0, 1
+ADDRESSES = {Task("worker", index): f"worker-{index}:2222" for index in (SILENT, ANSWERING)}
 
 
 class Closure:
@@ -38,7 +40,8 @@ class Cluster:
 
     def __init__(self):
         self.waiting, self.kept, self.given_back, self.sent = collections.deque(), [], 0, 0
-        self.error, self.cleared = None, threading.Event()
+        self.error, self.cleared, self.broken = None, threading.Event(), set()
+        self.peers = {"worker-0:2222": [("10.0.0.1", 2222)], "worker-1:2222": [("10.0.0.2", 2222)]}
         self.strategy = tf.distribute.get_strategy()
         self._cluster = types.SimpleNamespace(closure_queue=self)
 
@@ -63,8 +66,9 @@ class Cluster:
                 closure.answer(worker, self.error)
         return False
 
-    def break_connections(self, *_):
+    def break_connections(self, peers=(), _=""):
         """Send what the silent worker has kept to the other one, as TensorFlow does."""
+        self.broken |= set(peers)
         self.given_back += len(self.kept)
         self.waiting.extend(self.kept)
         self.kept.clear()
@@ -98,8 +102,8 @@ def running(monkeypatch):
     graph.new_execution = lambda wanted, call: Execution(wanted, call=call)
     monkeypatch.setattr(coordinated_runner, "settle_writes", lambda strategy: None)
     monkeypatch.setattr(coordinated_runner, "silent_tasks", lambda strategy, job: [])
-    monkeypatch.setattr(coordinated_runner, "addresses_of", lambda strategy: collections.defaultdict(str))
-    monkeypatch.setattr(coordinated_runner, "peers_at", lambda address: [])
+    monkeypatch.setattr(coordinated_runner, "addresses_of", lambda strategy: ADDRESSES)
+    monkeypatch.setattr(coordinated_runner, "peers_last_at", lambda address: set(cluster.peers[address]))
     monkeypatch.setattr(coordinated_runner, "break_connections", cluster.break_connections)
     monkeypatch.setattr(CoordinatedRunner, "_send", lambda self, call, order: cluster.schedule(order))
     monkeypatch.setattr(coordinated_runner.ScheduledExecutions, "seconds_to_come_back", 0.5)
@@ -127,3 +131,15 @@ def test_an_error_after_an_epoch_has_ended_early_is_raised_once(running):
     with pytest.raises(tf.errors.InvalidArgumentError, match="no number"):
         parts.close()
     assert cluster.cleared.is_set()
+
+
+def test_the_connections_to_the_machine_of_a_worker_that_is_gone_are_broken(running, caplog):
+    """The name of the machine, a container, is that of another one now; and another worker has its address."""
+    cluster, _, parts = running
+    cluster.peers = {
+        "worker-0:2222": [("10.0.0.3", 2222), ("10.0.0.4", 2222)],
+        "worker-1:2222": [("10.0.0.4", 2222)],
+    }
+    parts.close()
+    assert cluster.broken == {("10.0.0.1", 2222), ("10.0.0.3", 2222)}
+    assert "1 of 2 workers have ended no step for a long time: the others take over" in caplog.text
