@@ -55,9 +55,43 @@ print("RESULT", json.dumps(report))
 """
 
 
+DIES = """
+import os, sys
+from pathlib import Path
+import tfdist.ray
+from tfdist.engines.ray import supervisor
+from tfdist.errors import TfdistError
+
+MARKS = [Path(f"{sys.argv[1]}.{i}") for i in range(int(sys.argv[2]))]
+
+class Dies(supervisor.TaskActor):
+    def __init__(self, *arguments):
+        for mark in MARKS:
+            if not mark.exists():
+                mark.touch()
+                os._exit(1)  # as with its node
+        super().__init__(*arguments)
+
+supervisor.TaskActor = Dies
+try:
+    tfdist.ray.launch(["true"], roles={"worker": 1}, max_failures=1, run_dir=sys.argv[1])
+except TfdistError as error:
+    print("ERROR", error)
+else:
+    print("DONE")
+"""
+
+
 def result(output):
     [line] = [line for line in output.splitlines() if line.startswith("RESULT ")]
     return json.loads(line.removeprefix("RESULT "))
+
+
+@pytest.mark.parametrize(("losses", "end"), [(1, "DONE"), (2, "ERROR worker:0: its actor has not started: ")])
+def test_an_actor_that_is_lost_before_all_have_started_counts_as_a_failure(ray, tmp_path, losses, end):
+    output = ray.drive(sys.executable, "-c", DIES, tmp_path / "run", str(losses))  # Ray sends the class
+    assert "the actor of worker:0 has not started (" in output
+    assert any(line.startswith(end) for line in output.splitlines()), output
 
 
 @pytest.mark.again

@@ -357,6 +357,15 @@ def test_after_the_chief_only_those_that_do_not_serve_it_restart(policy):
     assert policy.react("worker:0", -9) == (True, False, False, None, 0)
 
 
+def test_a_start_that_fails_costs_a_restart_of_all(policy):
+    pauses = []
+    for _ in range(4):
+        policy.begin_round()
+        pauses.append(policy.lose_start())
+    assert pauses == [0.0, 2.0, 4.0, None]
+    assert policy.next_round == NEVER
+
+
 def test_no_task_restarts_once_all_must_end(policy):
     policy.react("worker:0", -9)
     assert policy.react("chief:0", 138) == (False, True, False, 0.0, 2)

@@ -78,6 +78,7 @@ launch = partial(
     resources={resources!r},
     placement={placement!r},
     max_failures={max_failures!r},
+    start_timeout={start_timeout!r},
 )
 
 {body}"""
@@ -109,6 +110,7 @@ class Ray:
             resources=section.resources,
             placement=section.placement,
             max_failures=section.max_failures,
+            start_timeout=section.start_timeout,
             body=_body(job),
         )
 

@@ -39,7 +39,7 @@ def launch(
     run_dir: str | os.PathLike[str] | None = None,
     changes: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    start_timeout: float = START_TIMEOUT,
+    start_timeout: float | None = None,
     grace: float = 30.0,
 ) -> Any:
     """Run the tasks of a cluster on Ray, each by an actor of its own, and return the result.
@@ -66,7 +66,8 @@ def launch(
             object store, such as gs://bucket/runs/x; by default a new folder in runs/.
         changes: Values that replace those of the config, such as train.epochs=3.
         env: Variables for all tasks.
-        start_timeout: The seconds to wait for resources.
+        start_timeout: The seconds to wait for resources; by default `engine.ray.start_timeout` of the config
+            or its `strategy.start_timeout`, or 600.
         grace: The seconds that a task has to end after SIGTERM.
 
     Returns:
@@ -92,7 +93,9 @@ def launch(
         section = msgspec.structs.replace(work.section, **given)
         check_resources(section.resources, work.counts, "resources")
         variables = dict(env or {})
-        work = replace(work, section=section, variables=variables, start_timeout=start_timeout, grace=grace)
+        work = replace(work, section=section, variables=variables, grace=grace)
+        if start_timeout is not None:
+            work = replace(work, start_timeout=start_timeout)
         if not ray.is_initialized():
             ray.init()
         cluster = RayCluster(work)
@@ -126,6 +129,9 @@ def check_resources(resources: Mapping[str, Mapping[str, float]], roles: Collect
             if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
                 expected = "a number, 0 or more"
                 raise ConfigError(f"{where}: {role}: {name}", expected=expected, received=shown(amount))
+        if not any({"CPU": 1.0, **amounts}.values()):
+            problem = "is nothing, for which Ray reserves no place"
+            raise ConfigError(f"{where}: {role}", problem, remedy="Ask for a part of a core: {CPU: 0.1}")
 
 
 def _work_of(
@@ -180,8 +186,16 @@ def _work_of_config(
         files={path.name: path.read_bytes()},
         results=() if run.copies else (str(run.report_file),),
         section=settings.config.engine.ray,
+        start_timeout=_first(
+            settings.config.engine.ray.start_timeout, settings.config.strategy.start_timeout, START_TIMEOUT
+        ),
         threads=settings.config.launch.threads,
     )
+
+
+def _first(*values: float | None) -> float:
+    """Return the first value that is set."""
+    return next(value for value in values if value is not None)
 
 
 def _local_sizes(roles: Mapping[str, int] | None) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class RayCluster:
             try:
                 while should_run:
                     self._policy.begin_round()
-                    self._start_all()
-                    self._follow()
+                    if self._start_all():
+                        self._follow()
                     for member in self._members.values():
                         if member.is_running:  # it has outlived its grace: its actor does not answer
                             self._drop_actor(member)
@@ -153,8 +153,11 @@ class RayCluster:
 
     # -- a round --
 
-    def _start_all(self) -> None:
-        """Make the actors that are missing, collect the addresses, and start all tasks."""
+    def _start_all(self) -> bool:
+        """Make the actors that are missing, collect the addresses, and start all tasks.
+
+        Return whether they were started: not if one of the actors is lost, or this process was told to end.
+        """
         self._pending.clear()
         asked = {}
         for member in self._members.values():
@@ -170,10 +173,10 @@ class RayCluster:
                 try:
                     member.address = ray.get(ref)
                 except RayActorError as error:
-                    self._drop_actor(member)
-                    raise TaskLost(str(member.task), f"its actor has not started: {_line(error)}") from None
+                    self._lose_start(member, _line(error))
+                    return False
             if self._told is not None:
-                return
+                return False
         addresses = {m.task: join_address(*m.address) for m in self._members.values() if m.address}
         self._cluster = ClusterConfig.of_addresses(addresses)
         self._secret = os.urandom(32).hex()
@@ -182,6 +185,19 @@ class RayCluster:
         for member in self._members.values():
             member.results = {}
             self._start(member)
+        return True
+
+    def _lose_start(self, member: _Member, reason: str) -> None:
+        """Begin the next round, because the actor of a task is lost before all tasks were started.
+
+        Raises:
+            TaskLost: No restart is left.
+        """
+        self._drop_actor(member)
+        pause = self._policy.lose_start()
+        if pause is None:
+            raise TaskLost(str(member.task), f"its actor has not started: {reason}")
+        _say(f"the actor of {member.task} has not started ({reason}): all tasks start again in {pause:g} s")
 
     def _hosts(self) -> list[str]:
         return [member.address[0] for member in self._members.values() if member.address]

@@ -140,6 +140,18 @@ class RestartPolicy:
             self.restart_all(pause)
         return Reaction(False, True, alone, pause, self.allowed - self._restarts)
 
+    def lose_start(self) -> float | None:
+        """Count a task that was lost before all were started, and begin the next round after a pause.
+
+        Return the pause; None if no restart is left.
+        """
+        if not self._restarts:
+            return None
+        self._restarts -= 1
+        pause = self._backoff[_ALL_TASKS].pause_after(0.0)
+        self.restart_all(pause)
+        return pause
+
     def restart_all(self, pause: float = 0.0) -> None:
         """End this round now, and begin the next one after a pause."""
         self.end_at = time.monotonic()

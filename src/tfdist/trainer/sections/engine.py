@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tfdist._utils.config_key_types import NotNegative, Positive, doc
+from tfdist._utils.config_key_types import AboveZero, NotNegative, Positive, doc
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 _SHARING = (
@@ -104,6 +104,10 @@ class RaySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_failures: Annotated[
         int, doc("How often lost tasks are started again without a new checkpoint in between.", ge=0)
     ] = 3
+    start_timeout: Annotated[
+        AboveZero | None,
+        doc("Seconds to wait for the resources of all tasks; by default strategy.start_timeout, or 600."),
+    ] = None
     runtime_env: Annotated[
         dict[str, Any], doc("Ray's runtime environment, such as working_dir: . or pip: [tfdist].")
     ] = {}

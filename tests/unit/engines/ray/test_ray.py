@@ -78,6 +78,7 @@ def test_a_script_of_the_users_is_every_task(monkeypatch):
         "resources": {"worker": {"GPU": 1.0}},
         "placement": "SPREAD",
         "max_failures": 3,
+        "start_timeout": None,
         "roles": {"chief": 1, "worker": 2, "ps": 1},
         "alone": ["worker"],
     }
@@ -154,6 +155,8 @@ def test_an_unusable_folder_for_temporary_files_is_one_line(tmp_path, monkeypatc
         ({"worker:GPU": "nan"}, r"expected a number, received 'nan'"),
         ({"placement": "SPRED"}, r"placement: there is no 'SPRED'\. Did you mean 'SPREAD'"),
         ({"submission_id": "a/b"}, r"--option submission_id: expected letters, digits and any of _\.-, received 'a/b'"),
+        ({"worker:CPU": "0"}, r"^engine\.ray\.resources: worker: is nothing, for which Ray reserves no place"),
+        ({"start_timeout": "0"}, r"start_timeout: expected a number > 0\.0, received 0"),
         ({"max_failures": "-1"}, r"max_failures: expected a whole number >= 0, received -1"),
     ],
 )  # fmt: skip
@@ -281,6 +284,21 @@ def test_the_python_of_the_pages_compiles(page):
     assert blocks
     for block in blocks:
         compile(block, page, "exec")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("{}", 600.0),
+        ("strategy: {start_timeout: 70}", 70.0),
+        ("{strategy: {start_timeout: 70}, engine: {ray: {start_timeout: 5}}}", 5.0),
+    ],
+)
+def test_a_config_may_say_how_long_to_wait_for_resources(tmp_path, text, seconds):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"{text}\n")
+    made = launch_on_ray._work_of_config(path, None, (), RunFolder.at(str(tmp_path / "run")))
+    assert made.start_timeout == seconds
 
 
 def test_a_config_may_say_how_many_threads_a_task_has(tmp_path):
