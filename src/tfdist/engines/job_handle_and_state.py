@@ -43,7 +43,7 @@ class Handle(NamedTuple):
         Raises:
             ConfigError: The text is no handle.
         """
-        match = re.fullmatch(r"([a-z][a-z0-9_]*)://([^/\s]*)/([^/\s]+)", text)
+        match = re.fullmatch(r"([a-z][a-z0-9_.-]*)://([^/\s]*)/([^/\s]+)", text)
         if match is None:
             raise ConfigError("handle", expected="one such as slurm://cluster/123", received=shown(text))
         return cls(*match.groups())

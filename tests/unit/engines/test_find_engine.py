@@ -60,6 +60,7 @@ def test_what_is_no_handle_is_refused(text):
 def test_a_handle_is_read_as_it_is_written():
     assert str(Handle.parse("slurm://a/12_3")) == "slurm://a/12_3"
     assert Handle.parse("slurm:///7") == Handle("slurm", "", "7")
+    assert Handle.parse("my-queue.v2://a/7").engine == "my-queue.v2"
 
 
 def test_engines_are_ours_and_those_of_other_packages(queue):

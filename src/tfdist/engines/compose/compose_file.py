@@ -23,9 +23,11 @@ from tfdist.engines.logs_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, merged, with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError
+from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.trainer.sections.engine import ComposeSection
 
 _PORT = 2222
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PROJECT = "\0project"  # stands for the name of the project, which Compose knows
 _CONFIG = "/etc/tfdist/config.yaml"
 _SECRET = "/run/secrets/secret"  # noqa: S105
@@ -124,8 +126,8 @@ def _path_of(role: str, name: str) -> OptionPath:
     return name if name.partition(".")[0] in ComposeSection.__struct_fields__ else ("service", name)
 
 
-def compose_file(job: Job) -> str:
-    """Return the file for Compose."""
+def compose_file(job: Job, user: str = "") -> str:
+    """Return the file for Compose, whose tasks are a user such as 1000:1000, by default this one."""
     mounts = _mounts(job)
     folders = [str(folder) for folder in folders_to_make(job)]
     common, of_roles = _service_keys(job)
@@ -134,7 +136,7 @@ def compose_file(job: Job) -> str:
         prepare=f"mkdir -p {shlex.join(folders)} && " if folders else "",
         name=json.dumps(project_stem(job)),
         environment=_dumped(_environment(job), 2),
-        task=_dumped({**_task(job, mounts), **common}, 2),
+        task=_dumped({**_task(job, mounts, user or f"{os.getuid()}:{os.getgid()}"), **common}, 2),
         services="".join(_services(job, common.get("deploy") or {}, of_roles)),
         internal=json.dumps(_is_internal(job)),
     )
@@ -154,7 +156,7 @@ def _is_internal(job: Job) -> bool:
     return not job.address if wanted is None else wanted
 
 
-def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
+def _task(job: Job, mounts: list[_Mount], user: str) -> dict[str, Any]:
     """Return what the services of all tasks have in common."""
     section = job.section.compose
     run = job.run or _PROJECT
@@ -169,7 +171,7 @@ def _task(job: Job, mounts: list[_Mount]) -> dict[str, Any]:
         "networks": ["tasks"],
     }
     if any(mount.is_folder for mount in mounts):
-        task["user"] = f"{os.getuid()}:{os.getgid()}"  # files of the run are this user's
+        task["user"] = user
     if section.code == "mount":
         task["working_dir"] = _escaped(str(Path.cwd()))
     task["secrets"] = ["secret"]
@@ -200,16 +202,26 @@ def _services(
 ) -> Iterator[str]:
     """Yield the services; with GPUs, each has the whole of `deploy`, of which YAML merges no parts."""
     cluster = ClusterConfig.of_addresses({task: f"{service_name(task)}:{_PORT}" for task in job.tasks})
-    gpus = itertools.count()
+    gpus = _free_gpus()
     for task in job.tasks:
         keys = dict(of_roles.get(task.type, {}))
         if count := job.section.compose.gpus.get(task.type):
-            of_gpus = _gpus([str(next(gpus)) for _ in range(count)])
+            own = list(itertools.islice(gpus, count))
+            if len(own) < count:
+                total = sum(wanted * job.counts[role] for role, wanted in job.section.compose.gpus.items())
+                received = f"CUDA_VISIBLE_DEVICES={os.environ[_VISIBLE]}"
+                raise ConfigError("engine.compose.gpus", expected=f"{total} GPUs", received=received)
+            of_gpus = _gpus(own)
             keys["deploy"] = merged(merged(deploy, keys.get("deploy") or {}), of_gpus)
         yield _SERVICE.format(name=service_name(task))
         if not job.is_single:
             yield f"      TF_CONFIG: {_quoted(_escaped(cluster.tf_config_json(*task)))}\n"
         yield _dumped(keys, 4) if keys else ""
+
+
+def _free_gpus() -> Iterator[str]:
+    """Return the GPUs that this shell may use, if it says so; else all, from the first one on."""
+    return iter(own_gpus()) if _VISIBLE in os.environ else map(str, itertools.count())
 
 
 def _gpus(numbers: list[str]) -> dict[str, Any]:

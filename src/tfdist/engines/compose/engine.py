@@ -51,9 +51,9 @@ class Compose:
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the containers."""
         job = job_with_options(job, options)
-        text = compose_file(job)
         project = f"{project_stem(job)}-{secrets.token_hex(3)}"
         handle = Handle(self.name, _context(), project)
+        text = compose_file(job, "0:0" if _is_rootless(handle) else "")
         run_dir = folder_of_runs(job) / (job.run or project)
         folders = folders_to_make(job)
         if job.folder in folders:
@@ -173,6 +173,14 @@ def _command(handle: Handle) -> list[str]:
 def _context() -> str:
     """Return the context of Docker's command line, which names the engine."""
     return _run(["docker", "context", "show"], os.environ).strip()
+
+
+def _is_rootless(handle: Handle) -> bool:
+    """Return whether the engine runs as this user, who is root in its containers."""
+    with contextlib.suppress(TfdistError):
+        words = ["docker", "info", "--format", "{{json .SecurityOptions}}"]
+        return "name=rootless" in _run(words, _environ(handle))
+    return False
 
 
 def _environ(handle: Handle) -> dict[str, str]:

@@ -217,14 +217,57 @@ def test_options_are_keys_of_the_section_or_of_a_service(rendered):
     assert services["chief-0"]["cap_drop"] == ["ALL"]
 
 
-def test_each_task_has_gpus_of_its_own(rendered):
+@pytest.mark.parametrize(
+    ("visible", "wanted"), [(None, ["0", "1", "2", "3"]), ("5,7,GPU-a,3,1", ["5", "7", "GPU-a", "3"])]
+)
+def test_each_task_has_gpus_of_its_own(rendered, monkeypatch, visible, wanted):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     services = rendered(gpus={"worker": 2})["services"]
     devices = {
         name: service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
         for name, service in services.items()
         if "deploy" in service
     }
-    assert devices == {"worker-0": ["0", "1"], "worker-1": ["2", "3"]}
+    assert devices == {"worker-0": wanted[:2], "worker-1": wanted[2:]}
+
+
+def test_gpus_that_this_shell_may_not_use_are_not_taken(rendered, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,1")
+    message = r"^engine\.compose\.gpus: expected 4 GPUs, received CUDA_VISIBLE_DEVICES=5,7,1$"
+    with pytest.raises(ConfigError, match=message):
+        rendered(gpus={"worker": 2})
+
+
+DOCKER = """#!/bin/sh
+case "$*" in
+    "context show") echo default ;;
+    "info "*) [ -n "$OPTIONS" ] || exit 1; echo "$OPTIONS" ;;
+    "compose version "*) echo 2.30.0 ;;
+    *" up "*) cat > FILE ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "user"),
+    [
+        ('["name=seccomp,profile=builtin","name=rootless"]', "0:0"),
+        ('["name=seccomp,profile=builtin"]', f"{os.getuid()}:{os.getgid()}"),
+        ("", f"{os.getuid()}:{os.getgid()}"),
+    ],
+)
+def test_the_files_of_a_run_are_the_users_with_rootless_docker_too(tmp_path, monkeypatch, options, user):
+    (tmp_path / "docker").write_text(DOCKER.replace("FILE", str(tmp_path / "file.yaml")))
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("OPTIONS", options)
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    one = Job("x", command=("true",), counts={"worker": 1}, folder=tmp_path / "runs", made_by="tfdist submit")
+    Compose().submit(one, {})
+    assert yaml.safe_load((tmp_path / "file.yaml").read_text())["x-task"]["user"] == user
 
 
 @pytest.mark.parametrize(
