@@ -44,7 +44,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     strategy = make_strategy(cluster, **_own_options(config))
     data = open_run_data(config)
     model = initial_model(config, data, strategy)
-    session = Session(model, strategy, Batches.of(config, data, model).test, trains=False)
+    session = Session(model, strategy, Batches.of(config, data, model).test, steps=["test_step"])
     testing = session.testing()
     state = State(model, strategy, session.random_states)
     mine = state.values()

@@ -69,7 +69,7 @@ def evaluate(
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
     batches = EpochBatches.of(x, model, strategy, steps, "steps")
     with public_call("evaluate", strategy), traces_kept(model) as traces:
-        session = Session(model, strategy, x, traces=traces, trains=False)
+        session = Session(model, strategy, x, traces=traces, steps=["test_step"])
         testing = session.testing()
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=batches.expected)
         stopping = Stopping(callbacks, model, strategy, "evaluating")

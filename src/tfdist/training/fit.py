@@ -117,24 +117,15 @@ def fit(
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
         with events_to_file(), traces_kept(model) as traces:
-            tests, is_saved = validation_data is not None, checkpoints.are_saved
-            session = Session(
-                model,
-                strategy,
-                x,
-                traces=traces,
-                tests=tests,
-                validation_data=validation_data,
-                is_saved=is_saved,
-            )
+            steps = ["train_step"] if validation_data is None else ["train_step", "test_step"]
+            options = {"traces": traces, "steps": steps, "is_saved": checkpoints.are_saved}
+            session = Session(model, strategy, x, validation_data=validation_data, **options)
             training = session.training()
-            testing = session.testing() if tests else None
+            testing = None if validation_data is None else session.testing()
             checkpoints.attach(session, training, testing, schedule, batch_size)
-            keras_callbacks = [*callbacks, *hooks]
             lengths: Any = {"epochs": schedule.epochs, "steps": schedule.batches.expected}
-            calls = make_callbacks(
-                keras_callbacks, model, strategy, verbose=shown, **lengths, has_history=True
-            )
+            options = {"verbose": shown, "has_history": True, **lengths}
+            calls = make_callbacks([*callbacks, *hooks], model, strategy, **options)
             model.stop_training = False
             reset_batch_count(model, "train")
             begun = checkpoints.begin(calls, **lengths, initial_epoch=schedule.initial_epoch)

@@ -1,7 +1,7 @@
 """Combine a model, a strategy and data into phases that run epochs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -34,7 +34,6 @@ from tfdist.training.runners.graphs_for_workers import GraphsOfBatches, WorkerGr
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.synchronous_runner import SynchronousRunner
 
-_STEP_OF_MODE = {True: "train_step", False: "test_step"}
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
 
@@ -89,8 +88,7 @@ class Session:
         data: Data,
         *,
         traces: Traces | None = None,
-        trains: bool = True,
-        tests: bool = True,
+        steps: Sequence[str] = ("train_step", "test_step"),
         validation_data: Data | None = None,
         is_saved: bool = False,
     ) -> None:
@@ -101,8 +99,7 @@ class Session:
             strategy: The strategy.
             data: The data.
             traces: The traces of earlier sessions of the model; None if nothing is kept.
-            trains: Whether there will be a training phase.
-            tests: Whether there will be a test phase.
+            steps: The steps of the phases that there will be, train_step first.
             validation_data: The data of the test phase; None for the same ones, or for those of `testing`.
             is_saved: Whether checkpoints are made, for which all variables must exist before the first step.
         """
@@ -110,7 +107,7 @@ class Session:
         self._model = model
         self._traces = Traces() if traces is None else traces
         self._keras_step: Any = None
-        self._modes = [is_training for is_training, is_used in ((True, trains), (False, tests)) if is_used]
+        self._steps = steps
         check_model(model, strategy)
         self._dataset, self._spec = self._cluster.distribute(data)
         self._tested = self._dataset, self._spec
@@ -118,30 +115,31 @@ class Session:
             self._tested = self._cluster.distribute(validation_data)
         self._begins_again_after = size_of_shuffled(data)
         self._tests_begin_again_after = size_of_shuffled(validation_data or data)
-        check_targets(model, replica_spec(self._spec), "train_step" if trains else "test_step")
+        check_targets(model, replica_spec(self._spec), steps[0])
         self._build(is_saved=is_saved)
         check_parts(model)
 
     def _build(self, *, is_saved: bool) -> None:
         """Build the model, and with Keras 3 its metrics and its optimizer, which Keras 2 builds in a step."""
         model, batch = self._model, replica_spec(self._spec)
-        steps = [_STEP_OF_MODE[is_training] for is_training in self._modes]
-        if not (is_saved or model.built) and all(has_own(model, step) for step in steps):
+        has_own_steps = all(has_own(model, step) for step in self._steps)
+        if has_own_steps and not (is_saved or model.built):
             return  # they may call the model with something else than x, as a decoder's does
-        if self._is_shared and not is_keras_2(model) and model.optimizer is not None:
-            move_into_scope(model.optimizer, self.strategy)
         if is_keras_2(model):
             with self.strategy.scope():
                 build_for(model, unpacked(batch)[0])
-        elif has_call(model):
-            with self.strategy.scope(), built_on_parts(model.optimizer):
-                try:
-                    build_model(model, batch)
-                except Exception:
-                    # Steps of its own call it in their own way, and build what else they need.
-                    has_own_steps = model.built and all(has_own(model, step) for step in steps)
-                    if not (has_own_steps or self._is_built_eagerly(batch)):
-                        raise
+            return
+        if self._is_shared and model.optimizer is not None:
+            move_into_scope(model.optimizer, self.strategy)
+        if not has_call(model):
+            return
+        with self.strategy.scope(), built_on_parts(model.optimizer):
+            try:
+                build_model(model, batch)
+            except Exception:
+                # Steps of its own call it in their own way, and build what else they need.
+                if not ((has_own_steps and model.built) or self._is_built_eagerly(batch)):
+                    raise
 
     def _is_built_eagerly(self, batch: Any) -> bool:
         """Build a model that runs eagerly as Keras does, without a graph; return False if that fails too.
@@ -268,8 +266,8 @@ class Session:
 
     def _check_metrics(self, step: Keras2Step | Keras3Step) -> None:
         """Check the metrics of a step; forget the graphs that merge them in another way."""
-        specs = {True: replica_spec(self._spec), False: replica_spec(self._tested[1])}
-        if step.check_metrics([(is_training, specs[is_training]) for is_training in self._modes]):
+        specs = {"train_step": replica_spec(self._spec), "test_step": replica_spec(self._tested[1])}
+        if step.check_metrics([(name == "train_step", specs[name]) for name in self._steps]):
             self._traces.keep_only(step, self._randomness)
 
     @property

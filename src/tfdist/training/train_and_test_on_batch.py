@@ -115,7 +115,8 @@ def _phase(what: str, model: Any, strategy: tf.distribute.Strategy, batch: Any, 
 
     def made() -> Phase:
         data = _data(batch, strategy)
-        session = Session(model, strategy, data, traces=traces, trains=is_training, tests=not is_training)
+        steps = ["train_step" if is_training else "test_step"]
+        session = Session(model, strategy, data, traces=traces, steps=steps)
         phase = session.training() if is_training else session.testing()
         if isinstance(phase.runner, SynchronousRunner) and _is_dense(batch):
             # Once, for batches of any size.
