@@ -50,21 +50,15 @@ def made_data(
         remedy = "Pass dict(enumerate(weights)), if weights are those of the classes 0, 1, 2, …"
         expected = "a dict of the weight of each class"
         raise DataError("class_weight", expected=expected, received=shown(class_weight), remedy=remedy)
-    is_set = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
-    is_function = callable(x) and not tf.is_tensor(x)
-    if is_set or is_function:
-        kind = "a tf.data.Dataset" if is_set else "a function that makes a data set"
-        for name, value in (("y", y), ("sample_weight", sample_weight)):
-            if value is not None:
-                raise DataError(
-                    name, f"is given beside x, {kind}", remedy="Yield (x, y, sample_weight) from x"
-                )
-        if class_weight is None:
-            return x
-        if is_function:
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        _refuse_beside("a tf.data.Dataset", y=y, sample_weight=sample_weight)
+        return x if class_weight is None else _weighted_by_class(model, x, class_weight)
+    if callable(x) and not tf.is_tensor(x):
+        _refuse_beside("a function that makes a data set", y=y, sample_weight=sample_weight)
+        if class_weight is not None:
             problem = "is not supported with a function that makes a data set"
             raise DataError("class_weight", problem, remedy="Yield (x, y, sample_weight) from it")
-        return _weighted_by_class(model, x, class_weight)
+        return x
     if class_weight is not None and sample_weight is not None and not is_keras_2(model):
         problem = "is given beside sample_weight, and Keras 3 takes one of them"
         raise DataError("class_weight", problem, remedy="Multiply the weights into sample_weight")
@@ -77,11 +71,18 @@ def made_data(
         is_apart = is_apart and not is_seeded()
         if shuffle and not _is_of_python(model, x) and (is_apart or is_keras_2(model)):
             size = batch_size or (-(-length(x) // steps) if steps else 32)
-            whole = adapt(batch_size=length(x), shuffle=False)
-            return _shuffled(whole, size, seed)
+            return _shuffled(adapt(batch_size=length(x), shuffle=False), size, seed)
         return _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
     except (IndexError, TypeError, ValueError) as error:
         raise DataError("x", _in_one_line(error)) from error
+
+
+def _refuse_beside(kind: str, **given: Any) -> None:
+    """Refuse what belongs to arrays beside an x of another kind."""
+    for name, value in given.items():
+        if value is not None:
+            remedy = "Yield (x, y, sample_weight) from x"
+            raise DataError(name, f"is given beside x, {kind}", remedy=remedy)
 
 
 def _adapted(
