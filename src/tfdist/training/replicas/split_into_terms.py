@@ -14,6 +14,7 @@ from tfdist.training.replicas.graph_queries import has_rows, passed_on
 from tfdist.training.replicas.means_and_sums_in_graph import Reduction, reduction_of, summands
 
 _PASSES_ON = ("Identity", "EnsureShape", "Snapshot")
+_PRODUCTS = ("Mul", "RealDiv", "DivNoNan")
 
 
 class Term(NamedTuple):
@@ -53,60 +54,66 @@ def terms_of(
         return None
     if number.shape.rank:
         return [Term(number, "sum")] if has_rows(number, rows) else None
-    return None if tf.executing_eagerly() else _terms(number, 1.0, rows, means, is_trained)
+    return None if tf.executing_eagerly() else _Splitter(rows, means, is_trained).terms(number, 1.0)
 
 
-def _terms(
-    number: tf.Tensor, factor: float, rows: int | None, means: Collection[int], is_trained: bool
-) -> list[Term] | None:
-    reduction = reduction_of(number, rows, means)
-    if reduction is not None:
-        return [Term(number, reduction, factor)]
-    operation = number.op
-    inputs, kind = list(operation.inputs), operation.type
-    if kind in _PASSES_ON or (kind == "Cast" and number.dtype.is_floating and inputs[0].dtype.is_floating):
-        return _terms(inputs[0], factor, rows, means, is_trained)
-    if kind in ("Mean", "Sum") and inputs[0].shape.rank == 0:
-        return _terms(inputs[0], factor, rows, means, is_trained)
-    if kind == "Neg":
-        return _terms(inputs[0], -factor, rows, means, is_trained)
-    added = summands(operation)
-    if added and not any(each.shape.rank for each in added):
-        factors = [factor, -factor if kind == "Sub" else factor, *(factor for _ in added[2:])]
-        found = [_terms(each, by, rows, means, is_trained) for each, by in zip(added, factors, strict=False)]
-        return None if None in found else [term for terms in found for term in terms or ()]
-    if kind not in ("Mul", "RealDiv", "DivNoNan"):
-        return None
-    first, second = inputs
-    constant = _constant(second)
-    if constant is not None and constant:
-        return _terms(
-            first, factor * constant if kind == "Mul" else factor / constant, rows, means, is_trained
-        )
-    constant = _constant(first)
-    if kind == "Mul":
-        return None if constant is None else _terms(second, factor * constant, rows, means, is_trained)
-    is_quotient = reduction_of(first, rows, means) == "sum" and _is_divisor(second, rows, is_trained)
-    return [Term(first, "sum", factor, second)] if is_quotient else None
+class _Splitter(NamedTuple):
+    """Split what a step computes into terms; the attributes are arguments of `terms_of`."""
+
+    rows: int | None
+    means: Collection[int]
+    is_trained: bool
+
+    def terms(self, number: tf.Tensor, factor: float) -> list[Term] | None:
+        """Return the terms of a number times a factor."""
+        reduction = reduction_of(number, self.rows, self.means)
+        if reduction is not None:
+            return [Term(number, reduction, factor)]
+        operation = number.op
+        inputs, kind = list(operation.inputs), operation.type
+        if kind in _PASSES_ON or (
+            kind == "Cast" and number.dtype.is_floating and inputs[0].dtype.is_floating
+        ):
+            return self.terms(inputs[0], factor)
+        if kind in ("Mean", "Sum") and inputs[0].shape.rank == 0:
+            return self.terms(inputs[0], factor)
+        if kind == "Neg":
+            return self.terms(inputs[0], -factor)
+        added = summands(operation)
+        if added and not any(summand.shape.rank for summand in added):
+            factors = [factor, -factor if kind == "Sub" else factor, *(factor for _ in added[2:])]
+            found = [self.terms(summand, by) for summand, by in zip(added, factors, strict=False)]
+            return None if None in found else [term for terms in found for term in terms or ()]
+        return self._terms_of_product(operation, factor) if kind in _PRODUCTS else None
+
+    def _terms_of_product(self, operation: tf.Operation, factor: float) -> list[Term] | None:
+        """Return the terms of a product or a quotient of a number and a constant, or of two sums."""
+        (first, second), is_product = operation.inputs, operation.type == "Mul"
+        if constant := _constant(second):
+            return self.terms(first, factor * constant if is_product else factor / constant)
+        if is_product:
+            constant = _constant(first)
+            return None if constant is None else self.terms(second, factor * constant)
+        is_quotient = reduction_of(first, self.rows, self.means) == "sum" and self._is_divisor(second)
+        return [Term(first, "sum", factor, second)] if is_quotient else None
+
+    def _is_divisor(self, number: tf.Tensor) -> bool:
+        """Return whether a number is computed of a sum over the examples, by what `of_whole` knows."""
+        if reduction_of(number, self.rows) == "sum":
+            behind = operations_behind([number]) if self.is_trained else []
+            return not any(tensor.dtype == tf.resource for operation in behind for tensor in operation.inputs)
+        operation = number.op
+        if operation.type in (*_PASSES_ON, "Cast"):
+            return self._is_divisor(operation.inputs[0])
+        if operation.type in ("Add", "AddV2", "Maximum"):
+            first, second = operation.inputs
+            return _constant(second) is not None and self._is_divisor(first)
+        return False
 
 
 def _constant(tensor: tf.Tensor) -> float | None:
     value = None if tensor.shape.rank else tf.get_static_value(passed_on(tensor, (*_PASSES_ON, "Cast")))
     return None if value is None else float(value)
-
-
-def _is_divisor(number: tf.Tensor, rows: int | None, is_trained: bool) -> bool:
-    """Return whether a number is computed of a sum over the examples, by what `of_whole` knows."""
-    if reduction_of(number, rows) == "sum":
-        behind = operations_behind([number]) if is_trained else []
-        return not any(tensor.dtype == tf.resource for operation in behind for tensor in operation.inputs)
-    operation = number.op
-    if operation.type in (*_PASSES_ON, "Cast"):
-        return _is_divisor(operation.inputs[0], rows, is_trained)
-    if operation.type in ("Add", "AddV2", "Maximum"):
-        first, second = operation.inputs
-        return _constant(second) is not None and _is_divisor(first, rows, is_trained)
-    return False
 
 
 def sum_in(divisor: tf.Tensor, rows: int | None) -> tf.Tensor:
