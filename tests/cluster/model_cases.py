@@ -260,11 +260,17 @@ def with_options(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, An
     """Options of compile that change how a step runs, and not what comes out of it."""
     found = {}
     x = np.random.default_rng(7).normal(size=(24, 3)).astype("float32")
-    for option in ("", "jit_compile", "run_eagerly"):
+    has_several = hasattr(keras.optimizers, "MultiOptimizer")
+    for option in ("", "jit_compile", "run_eagerly", *(["several optimizers"] if has_several else [])):
         keras.utils.set_random_seed(7)
         with strategy.scope():
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse", **({option: True} if option else {}))
+            if option == "several optimizers":
+                choice = {".*kernel": keras.optimizers.SGD()}
+                optimizers = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), choice)
+                model.compile(keras.optimizers.MultiOptimizer(optimizers), "mse")
+            else:
+                model.compile("sgd", "mse", **({option: True} if option else {}))
         history = fit(model, x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0, strategy=strategy)
         found[option] = {"losses": history.history["loss"], "steps": int(model.optimizer.iterations)}
     return found

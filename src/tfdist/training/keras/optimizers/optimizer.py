@@ -194,16 +194,18 @@ class Update:
     ) -> None:
         """Run each optimizer of a MultiOptimizer on its variables, when all gradients are there."""
 
+        variables = [variable_of_tensorflow(variable) for variable in self._variables]
+
         def delivered(gradients: list[Any], scale: tf.Tensor | None) -> list[Any]:
-            pairs = zip(_unscaled(gradients, scale), self._variables, strict=True)
+            pairs = zip(_unscaled(gradients, scale), variables, strict=True)
             there = self._delivered([pair for pair in pairs if pair[0] is not None])
             by_variable = {id(variable): gradient for gradient, variable in there}
-            return [by_variable.get(id(variable)) for variable in self._variables]
+            return [by_variable.get(id(variable)) for variable in variables]
 
         gradients = self._strategy.run(delivered, args=(gradients, scale))
         for optimizer, places in by_optimizer:
-            variables = [self._variables[place] for place in places]
-            update = Update(self._strategy, optimizer, variables, entry="apply")
+            own = [self._variables[place] for place in places]
+            update = Update(self._strategy, optimizer, own, entry="apply")
             update.apply([gradients[place] for place in places], None)
         step_counter(self._optimizer).assign_add(1)
 
