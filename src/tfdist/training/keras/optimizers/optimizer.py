@@ -193,7 +193,6 @@ class Update:
         self, by_optimizer: list[tuple[Any, list[int]]], gradients: list[Any], scale: tf.Tensor | None
     ) -> None:
         """Run each optimizer of a MultiOptimizer on its variables, when all gradients are there."""
-
         variables = [variable_of_tensorflow(variable) for variable in self._variables]
 
         def delivered(gradients: list[Any], scale: tf.Tensor | None) -> list[Any]:
