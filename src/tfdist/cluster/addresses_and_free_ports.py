@@ -70,9 +70,14 @@ def last_known(address: str) -> list[tuple[Any, ...]]:
 
 def listen_on_all_interfaces(address: str) -> socket.socket:
     """Return a listener at the port of an address, as TensorFlow's servers listen, whatever its host is."""
+    return all_interfaces(split_address(address)[1])
+
+
+def all_interfaces(port: int) -> socket.socket:
+    """Return a listener at a port of all interfaces; the system chooses the port if it is 0."""
     has_both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both else socket.AF_INET
-    return socket.create_server(("", split_address(address)[1]), family=family, dualstack_ipv6=has_both)
+    return socket.create_server(("", port), family=family, dualstack_ipv6=has_both)
 
 
 def _checked_host(host: str) -> str:

@@ -48,7 +48,7 @@ def join_ring(
     ports, why, ring = [0.0] * len(tasks), "", None
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(Listener(split_address(training.address(tasks[rank]))[0]))
+            listener = stack.enter_context(Listener.of(training, tasks[rank]))
             ports[rank] = listener.port
         except ConnectError as error:
             why = str(error)

@@ -1,17 +1,22 @@
 """Connect a task with another one: with both neighbours in the ring, or with a parameter server.
 
-The system chooses the port, on the task's own address in the cluster. In a ring the port is open only until
+The system chooses the port, at the task's own addresses in the cluster. In a ring the port is open only until
 the previous task has connected. Both ends of a connection prove that they know the cluster's secret: each
 answers a random challenge of the other. A caller without the secret is disconnected, and delays nobody
 else.
 """
 
 import contextlib
+import errno
+import ipaddress
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from tfdist.cluster.addresses_and_free_ports import all_interfaces, split_address
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health_checks import reason_of
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE_BYTES, UnprovenCallers
@@ -19,6 +24,7 @@ from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE
 _SECONDS_BETWEEN_POLLS = 0.1
 _MAX_HANDSHAKES = 3  # of one call: the other task may have closed the connection in favour of other callers
 _SECONDS_BETWEEN_HANDSHAKES = 0.2
+_MAX_PORTS = 20  # tried, until one is free at all addresses
 
 
 class ExchangeError(ConnectionError):
@@ -36,20 +42,56 @@ class Listener:
         port: The port that it listens on.
     """
 
-    def __init__(self, host: str) -> None:
-        """Listen on this address, and on no other.
+    def __init__(self, host: str, others: Iterable[str] = ()) -> None:
+        """Listen at all addresses that a host stands for, and at no other.
+
+        A host may call itself by a loopback address, as Debian does (127.0.1.1), while others reach it at
+        another one. It listens on all interfaces then, as TensorFlow's servers do.
+
+        Args:
+            host: The host of this task.
+            others: The hosts of the other tasks.
 
         Raises:
-            ConnectError: This task cannot listen on the address.
+            ConnectError: This task cannot listen at any of these addresses.
         """
+        self._listeners: list[socket.socket] = []
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-            self._listener = socket.create_server(address[:2], family=family)
-            self._listener.setblocking(False)
+            found = dict.fromkeys(entry[4] for entry in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
+            if _is_alias_of_loopback(host, found) and _is_any_elsewhere(others):
+                self._listeners.append(all_interfaces(0))
+            else:
+                self._listen_at([*found])
         except OSError as error:
             raise ConnectError(f"cannot listen on {host}: {reason_of(error)}") from error
-        self.port: int = self._listener.getsockname()[1]
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self.port: int = self._listeners[0].getsockname()[1]
         self._is_open = True
+
+    @classmethod
+    def of(cls, cluster: ClusterConfig, task: Task) -> "Listener":
+        """Return the listener of a task."""
+        hosts = {other: split_address(cluster.address(other))[0] for other in cluster.tasks()}
+        return cls(hosts.pop(task), {*hosts.values()})
+
+    def _listen_at(self, addresses: Sequence[tuple[Any, ...]]) -> None:
+        """Listen at one port of all these addresses that are this machine's."""
+        for _ in range(_MAX_PORTS):
+            port, failure, is_taken = 0, OSError("it stands for no address"), False
+            for host, _, *scope in addresses:
+                family = socket.AF_INET6 if scope else socket.AF_INET
+                try:
+                    self._listeners.append(socket.create_server((host, port, *scope), family=family))
+                except OSError as error:
+                    failure, is_taken = error, is_taken or bool(port and error.errno == errno.EADDRINUSE)
+                else:
+                    port = self._listeners[-1].getsockname()[1]
+            if self._listeners and not is_taken:
+                return
+            self.close()
+            self._listeners.clear()
+        raise failure
 
     def __enter__(self) -> "Listener":
         return self
@@ -60,7 +102,8 @@ class Listener:
     def close(self) -> None:
         """Accept no more connections."""
         self._is_open = False
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def caller(self, ends: bytes, proofs: Proofs, seconds: float) -> Connection:
         """Wait for the task that can prove that the connection is between these ends.
@@ -76,12 +119,32 @@ class Listener:
         """Yield each connection that comes in time, and is proven to be between these ends."""
         deadline = time.monotonic() + seconds
         try:
-            unproven = UnprovenCallers(self._listener, ends, proofs)
+            unproven = UnprovenCallers(self._listeners, ends, proofs)
         except ValueError:  # `close` came first
             return
         with contextlib.closing(unproven):
             while self._is_open and time.monotonic() < deadline:
                 yield from unproven.proven(_SECONDS_BETWEEN_POLLS)
+
+
+def _is_alias_of_loopback(host: str, addresses: Iterable[tuple[Any, ...]]) -> bool:
+    """Return whether a host has a name that this machine takes for its loopback interface."""
+    hosts = [str(address[0]) for address in addresses]
+    return host not in ("localhost", *hosts) and all(map(_is_loopback, hosts))
+
+
+def _is_any_elsewhere(hosts: Iterable[str]) -> bool:
+    """Return whether this machine reaches one of these hosts over another interface than loopback."""
+    for host in hosts:
+        with contextlib.suppress(OSError):  # its name is unknown now
+            found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+            if not all(_is_loopback(str(entry[4][0])) for entry in found):
+                return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) -> Connection:

@@ -12,7 +12,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
@@ -35,25 +35,26 @@ class _Caller:
 
 
 class UnprovenCallers:
-    """The callers of one listener whose handshakes are not over."""
+    """The callers of listeners whose handshakes are not over."""
 
-    def __init__(self, listener: socket.socket, ends: bytes, proofs: Proofs) -> None:
-        """Accept the callers of a listener that never blocks.
+    def __init__(self, listeners: Sequence[socket.socket], ends: bytes, proofs: Proofs) -> None:
+        """Accept the callers of listeners that never block.
 
         Raises:
-            ValueError: The listener is closed.
+            ValueError: A listener is closed.
         """
-        self._listener, self._ends, self._proofs = listener, ends, proofs
+        self._ends, self._proofs = ends, proofs
         self._callers: list[_Caller] = []  # in the order of arrival
         self._is_failure_reported = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        for listener in listeners:
+            self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def proven(self, seconds: float) -> Iterator[Connection]:
         """Wait for what callers send, at most so many seconds; yield each connection that is proven."""
         ready = [key.data for key, _ in self._selector.select(seconds)]
         for caller in ready:
-            if caller is not None and self._is_proven(caller):
+            if isinstance(caller, _Caller) and self._is_proven(caller):
                 try:
                     challenge = self._challenge(caller)
                     connection = self._proofs.connection(caller.connection, *challenge, is_caller=False)
@@ -62,8 +63,9 @@ class UnprovenCallers:
                     continue
                 self._forget(caller)
                 yield connection
-        if None in ready:
-            self._accept()
+        for listener in ready:
+            if not isinstance(listener, _Caller):
+                self._accept(listener)
         now = time.monotonic()
         for caller in [late for late in self._callers if late.deadline < now]:
             self._disconnect(caller, "sends too slowly")
@@ -74,9 +76,9 @@ class UnprovenCallers:
             self._disconnect(caller, "the listener is closed")
         self._selector.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, address = self._listener.accept()
+            connection, address = listener.accept()
         except BlockingIOError:  # the caller has left again
             return
         except OSError as error:  # such as too many open files: a caller less makes room

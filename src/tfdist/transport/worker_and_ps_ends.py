@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.cluster.addresses_and_free_ports import split_address
-from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.calls_between_tasks import register
 from tfdist.coordination.health_checks import SILENCE_LIMIT, ServerSilence, answers, reason_of
@@ -295,7 +294,7 @@ class ServerEndpoint(Endpoint):
         self._is_closed = False
         self._proofs_of_workers: Proofs | None = None  # once the chief has told whether to encrypt
         self._changed = threading.Condition()
-        self._listener = Listener(split_address(cluster.address(("ps", self._index)))[0])
+        self._listener = Listener.of(cluster, Task("ps", self._index))
 
     def send(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
         """Send arrays to a worker."""

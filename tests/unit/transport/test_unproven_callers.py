@@ -178,3 +178,78 @@ def test_a_caller_that_is_gone_when_it_is_accepted_ends_no_listener(listener, mo
     with socket.create_connection(("127.0.0.1", listener.port), SECONDS) as caller:
         assert caller.recv(1) == b""
     assert is_let_in(listener)
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Return the hosts by name that the system knows in a test."""
+    known, look_up = {}, socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **options):
+        return [entry for each in known.get(host, [host]) for entry in look_up(each, *args, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return known
+
+
+def answering(listener):
+    """Return which of some addresses of this machine the listener listens at."""
+    hosts = ["127.0.0.1", "127.0.0.2", "127.0.1.1"]
+    found = []
+    for host in hosts:
+        with socket.socket() as caller:
+            caller.settimeout(SECONDS)
+            if caller.connect_ex((host, listener.port)) == 0:
+                found.append(host)
+    return found
+
+
+def test_it_listens_at_all_addresses_of_a_host_and_at_no_other(names):
+    names["own"] = ["127.0.0.2", "127.0.1.1", "203.0.113.1"]  # the last is not this machine's
+    names["other"] = ["127.0.0.1"]
+    with Listener("own", ["other"]) as listener:
+        assert answering(listener) == ["127.0.0.2", "127.0.1.1"]
+        calling = threading.Thread(target=lambda: called.append(is_let_in_at("127.0.1.1", listener.port)))
+        called = []
+        calling.start()
+        with listener.caller(RANKS, PROOFS, SECONDS) as connection:
+            connection.sendall(b"+")
+        calling.join(SECONDS)
+        assert called == [True]
+
+
+def is_let_in_at(host, port):
+    with call((host, port), RANKS, PROOFS, SECONDS) as connection:
+        return read_exactly(connection, 1) == b"+"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "listens_at"),
+    [
+        ("own", "elsewhere", ["127.0.0.1", "127.0.0.2", "127.0.1.1"]),  # as Debian calls itself
+        ("own", "beside", ["127.0.1.1"]),
+        ("own", "unknown.invalid", ["127.0.1.1"]),
+        ("127.0.1.1", "elsewhere", ["127.0.1.1"]),  # as behind a tunnel
+        ("localhost", "elsewhere", ["127.0.0.1"]),
+    ],
+)
+def test_a_host_that_calls_itself_by_a_loopback_address_listens_where_others_reach_it(
+    names, own, other, listens_at
+):
+    names.update({"own": ["127.0.1.1"], "elsewhere": ["203.0.113.1"], "beside": ["127.0.0.1"]})
+    with Listener(own, [other]) as listener:
+        assert answering(listener) == listens_at
+
+
+def test_a_port_that_is_taken_at_another_address_is_not_used(names, monkeypatch):
+    names["own"] = ["127.0.0.1", "127.0.0.2"]
+    create, refusals = socket.create_server, [OSError(errno.EADDRINUSE, "Address already in use")]
+
+    def create_server(address, **options):
+        if address[1] and refusals:
+            raise refusals.pop()
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    with Listener("own") as listener:
+        assert answering(listener) == ["127.0.0.1", "127.0.0.2"]

@@ -68,7 +68,7 @@ class Answering:
 
     def _accept(self) -> None:
         ends = ends_of(self._own.cluster, self._own.task)
-        unproven = UnprovenCallers(self._listener, ends, proofs_of(self._own.secret))
+        unproven = UnprovenCallers([self._listener], ends, proofs_of(self._own.secret))
         with contextlib.closing(unproven):
             while not self._is_over:
                 for connection in unproven.proven(_SECONDS_BETWEEN_POLLS):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 
 from tfdist import __version__
-from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answer_other_doctors import Answering
@@ -109,7 +108,7 @@ class _Gathering:
         cluster, facts = self.cluster, self.facts
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ConnectError):  # the address is not this host's: a finding of its own
-                listener = stack.enter_context(Listener(split_address(cluster.address(self.task))[0]))
+                listener = stack.enter_context(Listener.of(cluster, self.task))
                 facts = msgspec.structs.replace(facts, any_port=listener.port)
             own = Participant(cluster, self.task, _secret(), facts)
             measure = functools.partial(measure_to, own) if facts.measures else None
