@@ -19,7 +19,13 @@ from tfdist.cluster.addresses_and_free_ports import all_interfaces, split_addres
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.health_checks import reason_of
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
-from tfdist.transport.unproven_callers import GREETING, HANDSHAKE_TIMEOUT, NONCE_BYTES, UnprovenCallers
+from tfdist.transport.unproven_callers import (
+    GREETING,
+    HANDSHAKE_TIMEOUT,
+    NONCE_BYTES,
+    UnprovenCallers,
+    set_options,
+)
 
 _SECONDS_BETWEEN_POLLS = 0.1
 _MAX_HANDSHAKES = 3  # of one call: the other task may have closed the connection in favour of other callers
@@ -160,7 +166,7 @@ def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) 
         except OSError as error:
             raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_options(connection)
             return _proven_by_both(connection, where, ends, proofs)
         except TimeoutError as error:
             connection.close()

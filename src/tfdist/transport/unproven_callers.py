@@ -22,7 +22,22 @@ NONCE_BYTES = 32
 HANDSHAKE_TIMEOUT = 5.0  # seconds for the whole handshake
 _MAX_CALLERS = 64
 _SECONDS_AFTER_FAILED_ACCEPT = 0.1
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 60, "TCP_KEEPCNT": 120}
 _log = logging.getLogger("tfdist")
+
+
+def set_options(connection: socket.socket) -> None:
+    """Send small messages at once, and something each minute, or firewalls would forget an idle connection.
+
+    The kernel ends a connection without an answer after two hours only, as by default: whether the other task
+    is lost is for the health checks to tell. There is no TCP_USER_TIMEOUT, since it would also end one whose
+    receiver only computes for long and reads nothing.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:  # macOS calls the first one otherwise
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @dataclass(eq=False)
@@ -97,7 +112,7 @@ class UnprovenCallers:
         self._callers.append(caller)
         self._selector.register(connection, selectors.EVENT_READ, caller)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # macOS refuses it if reset
+            set_options(connection)  # macOS refuses if reset
             connection.sendall(GREETING + caller.nonce)  # it fits into the socket's buffer
         except OSError as error:
             self._disconnect(caller, str(error))

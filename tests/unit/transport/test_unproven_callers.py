@@ -218,6 +218,22 @@ def test_it_listens_at_all_addresses_of_a_host_and_at_no_other(names):
         assert called == [True]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other options")
+def test_firewalls_do_not_forget_an_idle_connection():
+    with Listener("127.0.0.1") as listener:
+        pair = []
+        called = threading.Thread(target=lambda: pair.append(listener.caller(RANKS, PROOFS, SECONDS)))
+        called.start()
+        pair.append(call(("127.0.0.1", listener.port), RANKS, PROOFS, SECONDS))
+        called.join(SECONDS)
+    for connection in pair:
+        with connection:
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    assert len(pair) == 2
+
+
 def is_let_in_at(host, port):
     with call((host, port), RANKS, PROOFS, SECONDS) as connection:
         return read_exactly(connection, 1) == b"+"
