@@ -167,6 +167,39 @@ def test_a_cancelled_job_is_not_started_again_by_tasks_that_ask_for_it(tfdist, s
     assert (state(tfdist, handle), restarts_of(slurm, handle)) == ("cancelled", "0")
 
 
+SAVES = """
+import signal, sys, time
+
+def save(*_):
+    time.sleep(2)
+    print("saved", flush=True)
+    sys.exit(138)
+
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_shell_script_runs_saves_its_work(tfdist, tmp_path):
+    (tmp_path / "save.py").write_text(SAVES)
+    (tmp_path / "run.sh").write_text(f"{sys.executable} save.py\necho not reached\n")
+    handle = tfdist("submit", "slurm", "--workers=2", "--sbatch=nodes=2", "--", "bash", "run.sh").strip()
+    wait_for(lambda: tfdist("logs", handle).count("up") == 2, lambda: tfdist("status", handle), seconds=SECONDS)
+    tfdist("cancel", handle)
+    wait_for(
+        lambda: tfdist("logs", handle).count("saved") == 2, lambda: tfdist("logs", handle), seconds=SECONDS
+    )
+    until("cancelled", tfdist, handle, seconds=SECONDS)
+    assert "reached" not in tfdist("logs", handle)
+    (tmp_path / "save.py").write_text("print('again')")
+    later = tfdist(
+        "submit", "slurm", "--workers=2", "--sbatch=nodes=2", "--resume", handle, "--", "bash", "run.sh"
+    ).strip()
+    until("succeeded", tfdist, later, seconds=SECONDS)
+    assert tfdist("logs", later, "--task=worker:0").splitlines() == ["up", "saved", "again", "not reached"]
+
+
 def test_a_job_that_runs_is_cancelled(tfdist):
     handle = submit(tfdist, words=("0", "wait"))
     until("running", tfdist, handle, seconds=SECONDS)

@@ -65,20 +65,19 @@ share_gpus() {
 
 on_signal() {
     told=$1 again=yes
-    if [ "$tracking" = cgroup ]; then kill -$1 -- -$! 2> /dev/null; fi
+    if [ "$tracking" = cgroup ]; then kill -$1 -- -$! 2> /dev/null || kill -$1 $! 2> /dev/null; fi
 }
 
-# The command has a process group of its own, so that signals reach what a shell script runs. A shell that a
-# signal ends does not wait for its commands, which save their work. Slurm kills a task by the group only with
-# proctrack/pgid, so there it stays in that of this shell.
+# The command has a session of its own, so that signals reach what a shell script runs. A shell that a signal
+# ends does not wait for its commands, which save their work. With proctrack/pgid, Slurm would lose it.
 run() {
     told_before=$told
-    if [ "$tracking" != pgid ]; then set -m; fi
-    (trap - INT QUIT; exec "$@") <&0 &
-    set +m
+    session=
+    if [ "$tracking" != pgid ]; then session=$(command -v setsid); fi
+    (trap - INT QUIT; exec $session "$@") <&0 &
     if [ "$told_before" ]; then kill -$told_before $!; fi
     while again=; wait $!; status=$?; [ "$again" ]; do :; done
-    if [ "$tracking" = pgid ]; then return; fi
+    if [ -z "$session" ]; then return; fi
     if [ "$told" ] && is_signal $status; then
         while group_lives $!; do sleep 0.2; done
     fi
