@@ -185,7 +185,9 @@ def test_what_a_shell_script_runs_saves_its_work(tfdist, tmp_path):
     (tmp_path / "save.py").write_text(SAVES)
     (tmp_path / "run.sh").write_text(f"{sys.executable} save.py\necho not reached\n")
     handle = tfdist("submit", "slurm", "--workers=2", "--sbatch=nodes=2", "--", "bash", "run.sh").strip()
-    wait_for(lambda: tfdist("logs", handle).count("up") == 2, lambda: tfdist("status", handle), seconds=SECONDS)
+    wait_for(
+        lambda: tfdist("logs", handle).count("up") == 2, lambda: tfdist("status", handle), seconds=SECONDS
+    )
     tfdist("cancel", handle)
     wait_for(
         lambda: tfdist("logs", handle).count("saved") == 2, lambda: tfdist("logs", handle), seconds=SECONDS

@@ -86,6 +86,8 @@ class KubectlEngine(abc.ABC):
         watched = self.watched(submission)
         objects = _get(submission, *watched)
         if len(objects) < len(watched):
+            if _has_pods(submission):  # which save their work
+                return State.RUNNING, "it was deleted, and its pods end"
             return State.CANCELLED, "it was deleted"
         states = [_state_of(one) for one in objects]
         deciding = [state for state, decides in zip(states, watched.values(), strict=True) if decides]
@@ -229,6 +231,14 @@ def _state_of(found: Object) -> tuple[State, str]:
         return State.RUNNING, f"{name}: {ready} ready"
     words = [condition["type"] for condition in conditions]
     return State.PENDING, f"{name}: {', '.join(words) or 'no pod is ready'}"
+
+
+def _has_pods(submission: Submission) -> bool:
+    """Return whether pods of a job have not ended; False if the user may not ask."""
+    with contextlib.suppress(ConfigError):
+        pods = _list(submission, "pods", f"--selector={INSTANCE}={submission.handle.number}")
+        return any(pod["status"].get("phase") in ("Pending", "Running") for pod in pods)
+    return False
 
 
 def _why_pending(submission: Submission) -> str:

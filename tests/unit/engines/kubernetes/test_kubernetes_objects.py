@@ -485,9 +485,26 @@ def test_a_reason_that_may_not_be_asked_for_is_left_out(kubectl):
 
 def test_followed_logs_outlast_errors_of_kubectl(kubectl):
     deleted, no_pods = "", '{"items": []}'
-    calls = kubectl(LOST, LOST, LOST, LOST, deleted, LOST, LOST, LOST, LOST, no_pods)
+    calls = kubectl(LOST, LOST, LOST, LOST, deleted, no_pods, LOST, LOST, LOST, LOST, no_pods)
     assert logs(follow=True) == []
-    assert len(calls) == 10
+    assert len(calls) == 11
+
+
+@pytest.mark.parametrize(
+    ("pods", "state"),
+    [
+        (["Succeeded", "Running"], (State.RUNNING, "it was deleted, and its pods end")),
+        (["Succeeded"], (State.CANCELLED, "it was deleted")),
+        (LOST, (State.CANCELLED, "it was deleted")),
+    ],
+)
+def test_a_deleted_job_ends_with_its_pods(kubectl, pods, state):
+    answer = pods if pods is LOST else json.dumps({"items": [{"status": {"phase": phase}} for phase in pods]})
+    kubectl("", answer)
+    submission = Submission(
+        Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), ("chief:0",), "tfdist submit"
+    )
+    assert find_engine("kubernetes").state(submission) == state
 
 
 @pytest.mark.parametrize(
