@@ -250,5 +250,5 @@ def test_a_worker_of_its_own_pace_may_fall_silent(tmp_path):
     assert finished.chief["lost_cases.whole_epochs"] == 60
     # What the silent worker was given, the other did in its place.
     assert finished.chief["lost_cases.silenced"] == {"epochs": 4, "iterations": 200}
-    text = "1 of 2 workers have ended no step for a long time: the others take over the steps of worker:0 at"
+    text = "1 of 2 workers have ended no step for a long time: the others take over the steps of worker:1 at"
     assert text in finished.logs["chief:0"]
