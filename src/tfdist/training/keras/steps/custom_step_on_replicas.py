@@ -102,7 +102,7 @@ class CustomStepOnReplicas(MetricStep):
         self._writes = LayerWrites(model, strategy, randomness, method=name)
         self._replicas = strategy.num_replicas_in_sync
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
-        self._gradient_warning, self._result_warning = LossWarning(), LossWarning()
+        self._loss_warning, self._gradient_warning, self._result_warning = (LossWarning() for _ in range(3))
         self._written: list[Any] = []
         self._logs: Any = {}
         self._methods = ReplacedMethods(model, strategy, name, self._loss_warning, lambda: self._applied)

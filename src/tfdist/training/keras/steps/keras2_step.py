@@ -14,7 +14,7 @@ from tfdist.training.keras.model_checks import reductions, uses_xla
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused_keras_2
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.steps.bias_gradients import biases_apart
-from tfdist.training.keras.steps.step_base import KerasStep
+from tfdist.training.keras.steps.step_base import KerasStep, compiled
 from tfdist.training.replicas.reduction import OfLoss, batch_size, shared_mean, unpacked
 from tfdist.training.runners.multi_step import Totals
 
@@ -58,13 +58,15 @@ class Keras2Step(KerasStep):
         """Train on a batch, each replica on its part."""
         optimizer = without_loss_scale(self._model.optimizer)
         with masks_of_whole_batch(self._model, self._strategy), fused_keras_2(optimizer):
-            seen = self._strategy.run(self._compiled(self._train_on_part), args=(batch,))
+            train_on_part = compiled(self._model, self._strategy, self._train_on_part)
+            seen = self._strategy.run(train_on_part, args=(batch,))
         return Totals((), totals.stats + self._strategy.experimental_local_results(seen)[0])
 
     def test(self, batch: Any, totals: Totals) -> Totals:
         """Test on a batch, each replica on its part."""
         with masks_of_whole_batch(self._model, self._strategy):
-            self._strategy.run(self._compiled(self._test_on_part), args=(batch,))
+            test_on_part = compiled(self._model, self._strategy, self._test_on_part)
+            self._strategy.run(test_on_part, args=(batch,))
         return totals
 
     # -- in replica context --

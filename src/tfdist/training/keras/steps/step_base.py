@@ -10,7 +10,6 @@ import tensorflow as tf
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
-from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.model_checks import uses_xla
 from tfdist.training.keras.rng import Randomness
@@ -31,6 +30,16 @@ def traced_in_place(model: Any, randomness: Randomness) -> Iterator[None]:
         yield
 
 
+def compiled(
+    model: Any, strategy: tf.distribute.Strategy, compute: Callable[[Any], _Result]
+) -> Callable[[Any], _Result]:
+    """Return what a replica computes, compiled by XLA where the model asks for it."""
+    if not uses_xla(model, strategy):
+        return compute
+    function: Callable[[Any], _Result] = tf.function(compute, jit_compile=True, autograph=False)
+    return function
+
+
 class KerasStep:
     """A step of a model: its totals have the table of step statistics, and its metrics count by themselves.
 
@@ -44,7 +53,6 @@ class KerasStep:
         self._keras, self._model, self._strategy = keras_of(model), model, strategy
         self._replica_stats = ReplicaStats(strategy)
         self._applied: AppliedSteps | None = None
-        self._loss_warning = LossWarning()
 
     def noting_applied_steps(self) -> AppliedSteps | None:
         """Return where training notes the steps of asynchronous workers; None if nothing is updated."""
@@ -134,13 +142,6 @@ class KerasStep:
         check_metrics_of_checkpoint(begun.metrics, kept)
         values = zip(kept, begun.metrics, strict=True)
         return Totals(tuple(tf.cast(value, old.dtype) for value, old in values), begun.stats)
-
-    def _compiled(self, compute: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
-        """Return what a replica computes, compiled by XLA where the model asks for it."""
-        if not uses_xla(self._model, self._strategy):
-            return compute
-        compiled: Callable[[Any], _Result] = tf.function(compute, jit_compile=True, autograph=False)
-        return compiled
 
 
 class MetricStep(KerasStep):
