@@ -8,7 +8,7 @@ from tfdist._utils.keras_private import index_in_multi_optimizer, is_of_keras
 
 def is_loss_scaler(optimizer: Any) -> bool:
     """Return whether an optimizer is Keras's LossScaleOptimizer, or derived from it."""
-    return _is_a(optimizer, "LossScaleOptimizer")
+    return _is_a(optimizer, "LossScaleOptimizer", "BaseLossScaleOptimizer")  # the latter in Keras 2
 
 
 def without_loss_scale(optimizer: Any) -> Any:
@@ -18,12 +18,32 @@ def without_loss_scale(optimizer: Any) -> Any:
 
 def by_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, list[int]]] | None:
     """Return the optimizers of Keras's MultiOptimizer, each with the places of its variables, or None."""
-    if not _is_a(optimizer, "MultiOptimizer"):
+    if not _is_multi_optimizer(optimizer):
         return None
     places: dict[int, list[int]] = {}
     for place, variable in enumerate(variables):
         places.setdefault(index_in_multi_optimizer(optimizer, variable), []).append(place)
     return [(optimizer.optimizers[index], found) for index, found in places.items()]
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Return whether an optimizer is a user's that has others, to which it may leave the work."""
+    is_of_keras = is_loss_scaler(optimizer) or _is_multi_optimizer(optimizer)
+    return not is_of_keras and bool(optimizers_within(optimizer))
+
+
+def optimizer_variables(optimizer: Any) -> Sequence[Any]:
+    """Return an optimizer's variables, also those of optimizers that it wraps; none of None.
+
+    Early versions of Keras 2 return them from a method.
+    """
+    if optimizer is None:
+        return []
+    variables: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    wrapped = optimizers_within(optimizer) if hasattr(optimizer, "apply") else []  # of Keras 3
+    found = {id(variable): variable for variable in variables}
+    found |= {id(each): each for inner in wrapped for each in optimizer_variables(inner)}
+    return list(found.values())
 
 
 def optimizers_within(optimizer: Any) -> list[Any]:
@@ -45,6 +65,10 @@ def optimizers_within(optimizer: Any) -> list[Any]:
         waiting += look(list(vars(waiting.pop()).values()))
     found.pop(id(optimizer), None)
     return list(found.values())
+
+
+def _is_multi_optimizer(optimizer: Any) -> bool:
+    return _is_a(optimizer, "MultiOptimizer")
 
 
 def _is_a(value: Any, *names: str) -> bool:

@@ -1,5 +1,6 @@
 """Evaluate each new checkpoint of a run in the evaluator task, while the other tasks train."""
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
 from tfdist.training.evaluate import run_tests
-from tfdist.training.keras.variables_of_run import State
+from tfdist.training.keras.variables_of_run import State, is_read_by_tests, variables_of_tensorflow
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.run_batches import EpochBatches
 from tfdist.training.session import Session
@@ -46,12 +47,14 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     model = initial_model(config, data, strategy)
     session = Session(model, strategy, Batches.of(config, data, model).test, steps=["test_step"])
     testing = session.testing()
-    state = State(model, strategy, session.random_states)
+    state = State(model, strategy, [*session.random_states, *variables_of_tensorflow(model)])
     mine = state.values()
     summaries = Summaries(folder.summaries, ("evaluator",))
     chief = cluster.address(cluster.lead)
     steps, may_stop = total_steps(config, data), bool(config.train.callbacks)
     for checkpoint in _new_checkpoints(folder.checkpoints, steps, chief, remote, may_stop=may_stop):
+        entries = tuple(entry for entry in checkpoint.variables if is_read_by_tests(entry[0]))
+        checkpoint = dataclasses.replace(checkpoint, variables=entries)
         check_variables(checkpoint, mine)
         try:
             state.assign(checkpoint.read(checkpoint.state))

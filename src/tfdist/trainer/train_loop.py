@@ -132,12 +132,10 @@ class Run:
         self.step = self.begun_at = self._checkpoint_manager.find()
         session = Session(self._model, self._strategy, self._batches_left)
         training = session.training(stops_at_failure=True)
-        others = [
-            *session.random_states,
-            *other_optimizers(self._model, has_own_step=has_own(self._model, "train_step")),
-            *variables_of_tensorflow(self._model),
-        ]
-        state = State(self._model, self._strategy, others)
+        has_own_step = has_own(self._model, "train_step")
+        beside = other_optimizers(self._model, has_own_step=has_own_step, refuses_unbuilt=False)
+        others = [*session.random_states, *variables_of_tensorflow(self._model)]
+        state = State(self._model, self._strategy, others, beside=beside)
         if self._named_callbacks:
             self._callbacks = Callbacks(
                 self._named_callbacks,

@@ -20,7 +20,7 @@ from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
-from tfdist.errors import ConfigError, Preempted
+from tfdist.errors import ConfigError, Preempted, TaskLost
 from tfdist.strategies.current import is_chief_of
 from tfdist.training.checkpoints.checkpoint import OF_EPOCH, Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
@@ -92,8 +92,11 @@ def open_checkpoints(
                 made = FitCheckpoints(option, model, strategy, callbacks, notice, server_termination, writer)
                 try:
                     yield made
-                finally:
-                    made.note_learning_rate()
+                except BaseException as error:
+                    if not isinstance(error, (TaskLost, tf.errors.OpError)):  # a lost server has no answer
+                        made.note_learning_rate()
+                    raise
+                made.note_learning_rate()
             _finished_here.add(option.folder.absolute())
             notice.raise_if_received()  # after the last checkpoint: a script that starts again continues
         except Preempted:
@@ -135,9 +138,7 @@ class FitCheckpoints(FitHooks):
 
     def note_learning_rate(self) -> None:
         """Note the learning rate that this call began with, and the one that its callbacks have left."""
-        if self._learning_rate is None:
-            return
-        with contextlib.suppress(tf.errors.OpError):  # its server is lost
+        if self._learning_rate is not None:
             rates = self._learning_rate, learning_rate(self._model)
             _learning_rates_here[self._option.folder.absolute()] = rates
 
@@ -241,14 +242,15 @@ class FitCheckpoints(FitHooks):
             states_of(self._callbacks, self._model)  # an error is raised now, and on all tasks
             return begun
         facts = self._resumed.facts
+        is_finished = facts.is_stopped or facts.place.epoch >= epochs
         if self._is_chief:
-            continue_logs(self._callbacks, self._model, facts.place.epoch)
+            continue_logs(self._callbacks, self._model, None if is_finished else facts.place.epoch)
         calls.on_train_begin()
         history = self._model.history
         history.epoch = list(facts.epochs)
         history.history = {name: from_plain(values) for name, values in facts.history.items()}
         self._restore(facts)
-        if facts.is_stopped or facts.place.epoch >= epochs:
+        if is_finished:
             if self._option.folder.absolute() in _finished_here:
                 problem = "holds the training of an earlier fit of this process, which is finished"
                 remedy = "Name another folder for this fit, or pass more epochs to continue"

@@ -153,21 +153,24 @@ def _classes(model: Any, names: Sequence[str]) -> list[Any]:
     return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
-def continue_logs(callbacks: Sequence[Any], model: Any, epoch: int) -> None:
-    """Make CSVLoggers append to their files, without the rows of this epoch and later ones."""
+def continue_logs(callbacks: Sequence[Any], model: Any, epoch: int | None) -> None:
+    """Make CSVLoggers append to their files, without the last rows if they are of this epoch or later."""
     kind = keras_of(model).callbacks.CSVLogger
     for callback in callbacks:
         if isinstance(callback, kind):
             callback.append = True
-            _drop_rows(callback.filename, epoch, callback.sep)
+            if epoch is not None:
+                _drop_last_rows(callback.filename, epoch, callback.sep)
 
 
-def _drop_rows(path: str, epoch: int, separator: str) -> None:
+def _drop_last_rows(path: str, epoch: int, separator: str) -> None:
     if not tf.io.gfile.exists(path):
         return
     with tf.io.gfile.GFile(path) as file:
         lines = file.read().splitlines(keepends=True)
-    kept = [line for line in lines if not _is_of_epoch(line.partition(separator)[0], epoch)]
+    kept = list(lines)
+    while kept and _is_of_epoch(kept[-1].partition(separator)[0], epoch):
+        kept.pop()
     if kept != lines:
         with tf.io.gfile.GFile(path, "w") as file:
             file.write("".join(kept))

@@ -13,11 +13,12 @@ from tfdist._utils.keras_private import (
     epoch_to_resume_keras_2,
 )
 from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.nested_optimizers import optimizer_variables
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.strategies.current import is_chief_of
-from tfdist.training.keras.variables_of_run import optimizer_variables, optimizers_beside
+from tfdist.training.keras.variables_of_run import optimizers_beside
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 # Keras 3's callbacks write the same path on every worker. Keras 2's callbacks write to a temporary folder on

@@ -1,13 +1,14 @@
 """Read and assign all variables that training changes, and take their values from the chief."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist._utils.keras_private import layers_of, learning_rate_variable, variable_of_tensorflow
-from tfdist._utils.keras_versions import keras_of
-from tfdist._utils.nested_optimizers import is_loss_scaler, optimizers_within, without_loss_scale
+from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.nested_optimizers import optimizer_variables, optimizers_within, without_loss_scale
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.errors import ConfigError
@@ -16,6 +17,9 @@ from tfdist.training.parameter_servers.sharded_keras_variables import (
     put_together,
     slots_of_whole_variables,
 )
+
+_log = logging.getLogger("tfdist")
+_BESIDE = "beside"  # begins the names of variables that only training reads
 
 
 class State:
@@ -30,9 +34,10 @@ class State:
         strategy: tf.distribute.Strategy,
         others: Sequence[Any],
         *,
+        beside: Sequence[Any] = (),
         has_learning_rate: bool = False,
     ) -> None:
-        """Collect the variables of a model and its optimizer, and `others`.
+        """Collect the variables of a model and its optimizer, `others`, and `beside` those that tests need.
 
         Without `has_learning_rate`, the learning rate stays the one that the model is compiled with now.
         """
@@ -49,6 +54,7 @@ class State:
             ("model", [[variable] for variable in model.variables]),
             ("optimizer", slots_of_whole_variables(optimizer_variables(optimizer))),
             ("random", [[variable] for variable in others]),
+            (_BESIDE, [[variable] for variable in beside]),
         ]
         self._variables: dict[str, list[Any]] = {}  # one, or the slots of a variable's parts
         for owner, lists in kept:
@@ -92,32 +98,24 @@ class State:
         return self._strategy.experimental_local_results(value)[0] if is_copied else value
 
 
-def optimizer_variables(optimizer: Any) -> Sequence[Any]:
-    """Return an optimizer's variables, also those of optimizers that it wraps.
-
-    Early versions of Keras 2 return them from a method.
-    """
-    if optimizer is None:
-        return []
-    variables: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    wrapped = [] if is_loss_scaler(optimizer) else optimizers_within(optimizer)
-    found = {id(variable): variable for variable in variables}
-    found |= {id(each): each for inner in wrapped for each in optimizer_variables(inner)}
-    return list(found.values())
+def is_read_by_tests(name: str) -> bool:
+    """Return whether evaluations may read a variable, by its name in a `State` or a checkpoint."""
+    return not name.startswith(f"{_BESIDE}/")
 
 
-def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
+def other_optimizers(model: Any, *, has_own_step: bool, refuses_unbuilt: bool = True) -> list[Any]:
     """Return the variables of optimizers that a model and its layers have beside the one that `fit` uses.
 
     A step of the model's own may use those of layers that are compiled models.
 
     Raises:
-        ConfigError: Such an optimizer is not built, so its variables do not exist yet.
+        ConfigError: Such an optimizer is not built, so its variables do not exist yet; without
+            `refuses_unbuilt`, a warning says so.
     """
     variables: list[Any] = []
-    for layer, name, value in optimizers_beside(model):
-        is_direct = layer is model and "[" not in name
-        if not (is_direct or has_own_step):
+    for one in optimizers_beside(model):
+        layer, name, value = one
+        if not (one.is_attribute_of(model) or has_own_step):
             continue
         if layer is not model and id(getattr(layer, "optimizer", None)) == id(value):  # of a compiled model
             if not layer.trainable_variables:
@@ -128,7 +126,10 @@ def other_optimizers(model: Any, *, has_own_step: bool) -> list[Any]:
             where = "" if layer is model else f" of {layer.name}"
             problem = f"its {name}{where} is not built, so a checkpoint could not restore it"
             remedy = f"Call {name}.build(…) on the variables that it trains, before fit"
-            raise ConfigError(f"model {model.name}", problem, remedy=remedy)
+            if refuses_unbuilt:
+                raise ConfigError(f"model {model.name}", problem, remedy=remedy)
+            _log.warning("model %s: %s. %s", model.name, problem, remedy)
+            continue
         variables += optimizer_variables(value)
     return variables
 
@@ -140,23 +141,33 @@ class OptimizerBeside(NamedTuple):
     name: str
     optimizer: Any
 
+    def is_attribute_of(self, model: Any) -> bool:
+        """Return whether it is an attribute of the model itself, and not in a list or a layer."""
+        return self.layer is model and "[" not in self.name
+
 
 def optimizers_beside(model: Any) -> list[OptimizerBeside]:
     """Return the optimizers of a model and its layers beside the one that the model is compiled with."""
+    if is_keras_2(model):  # whose checkpoints track them
+        return []
     kind = keras_of(model).optimizers.Optimizer
     own = {id(each) for each in (model.optimizer, *optimizers_within(model.optimizer))}
     found: dict[int, OptimizerBeside] = {}
     for layer, name, value in _attributes_within(model):
         if isinstance(value, kind) and id(value) not in own:
-            found.setdefault(id(value), OptimizerBeside(layer, name, value))
+            one = OptimizerBeside(layer, name, value)
+            if id(value) not in found or one.is_attribute_of(model):
+                found[id(value)] = one
     return list(found.values())
 
 
 def variables_of_tensorflow(model: Any) -> list[Any]:
     """Return each `tf.Variable` of a model and its layers, of which Keras 3 has no list.
 
-    One whose shape may change is left out, and one of texts.
+    One whose shape may change is left out, and one of texts. Keras 2 has them among the model's own.
     """
+    if is_keras_2(model):
+        return []
     found = {
         id(value): value
         for _, _, value in _attributes_within(model)

@@ -263,6 +263,8 @@ class CoordinatedRunner:
         epoch.promised -= answer.wanted - answer.ran
         epoch.done += answer.ran
         self.is_at_rest = not self._scheduled
+        if self.is_at_rest:
+            self._parts.taken()  # after which no execution keeps a row, and another runner may begin
         if self.is_at_rest and self._graph.applied is not None:
             self._graph.applied.correct(epoch.counted_before + epoch.done)
 

@@ -141,3 +141,24 @@ def test_a_worker_that_was_lost_long_ago_changes_nothing_of_a_later_execution(co
             run(execute, 5, 10, number)
     assert int(counter) == 5
     assert applied.give_up(running) == 1
+
+
+def test_the_optimizers_count_is_made_right_only_after_a_worker_was_lost(counter):
+    applied = noting(counter, are_noted_by_update=True)
+    counter.assign(7)
+    applied.correct(5)
+    assert applied.counted() == 7
+    applied.give_up(applied.new_number())  # which is asked only after a worker was lost
+    applied.correct(5)
+    assert applied.counted() == 5
+    counter.assign(6)
+    applied.correct(5)
+    assert applied.counted() == 6
+
+
+def test_steps_that_the_loop_notes_leave_the_count_alone(counter):
+    applied = noting(counter, are_noted_by_update=False)
+    applied.give_up(applied.new_number())
+    counter.assign(7)
+    applied.correct(5)
+    assert int(counter) == 7

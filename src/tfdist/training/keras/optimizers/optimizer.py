@@ -30,6 +30,8 @@ from tfdist._utils.keras_private import (
 from tfdist._utils.nested_optimizers import (
     by_optimizer,
     is_loss_scaler,
+    is_wrapper,
+    optimizer_variables,
     optimizers_within,
     without_loss_scale,
 )
@@ -50,7 +52,7 @@ def move_into_scope(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     Each replica would count a step in a variable that is the same for all, and remote workers have none.
     """
     is_own = strategy.extended.variable_created_in_scope
-    outside = [variable for variable in optimizer.variables if not is_own(variable.value)]
+    outside = [each for each in optimizer_variables(optimizer) if not is_own(each.value)]
     if outside:
         with strategy.scope():
             for inner in optimizers_within(optimizer):
@@ -81,8 +83,8 @@ def loss_scale(optimizer: Any) -> tf.Tensor | None:
 
 
 def counter_of_all_steps(optimizer: Any) -> Any:
-    """Return the variable that counts each step; None if some steps are not counted."""
-    return None if is_loss_scaler(optimizer) else step_counter(optimizer)
+    """Return the variable that counts each step; None if some steps are not counted, or may not be."""
+    return None if is_loss_scaler(optimizer) or is_wrapper(optimizer) else step_counter(optimizer)
 
 
 class Update:
@@ -113,9 +115,12 @@ class Update:
         self._scaler: Any = optimizer if is_loss_scaler(optimizer) else None
         self._optimizer = without_loss_scale(optimizer)
         self._by_optimizer = by_optimizer(self._optimizer, variables)
-        self._inner = optimizers_within(self._optimizer) if self._by_optimizer is None else []
+        # Optimizers that others call send no gradients: all are sent at once, before.
+        self._inner = optimizers_within(self._optimizer) if is_wrapper(self._optimizer) else []
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
-        self._deliver, self._applied, self._entry = deliver, applied, entry
+        self._deliver, self._applied = deliver, applied
+        # A custom step that calls a LossScaleOptimizer has not called the one within it.
+        self._entry = "apply" if entry is None and self._scaler is not None else entry
         self._is_noted = applied is not None and applied.are_noted_by_update
         self._arrived: list[Any] = []  # the gradients, where the step counter counts
 
@@ -161,8 +166,10 @@ class Update:
 
     def _step(self, gradients: list[Any], scale: tf.Tensor | None) -> None:
         if self._by_optimizer is not None:
-            self._step_of_each(self._by_optimizer, gradients, scale)
+            self._step_of_each(self._by_optimizer, self._sent(gradients, scale))
             return
+        if self._inner:
+            gradients, scale = self._sent(gradients, scale), None
         optimizer, steps = self._optimizer, self._steps
         has_branches = _has_branches(optimizer)
         if any(map(_has_branches, self._inner)) or (has_branches and self._overrides_entry("apply")):
@@ -189,10 +196,8 @@ class Update:
         self._constrain_copies(gradients)
         step_counter(optimizer).assign_add(1)
 
-    def _step_of_each(
-        self, by_optimizer: list[tuple[Any, list[int]]], gradients: list[Any], scale: tf.Tensor | None
-    ) -> None:
-        """Run each optimizer of a MultiOptimizer on its variables, when all gradients are there."""
+    def _sent(self, gradients: list[Any], scale: tf.Tensor | None) -> list[Any]:
+        """Return all gradients, without the factor of the loss, where their variables are."""
         variables = [variable_of_tensorflow(variable) for variable in self._variables]
 
         def delivered(gradients: list[Any], scale: tf.Tensor | None) -> list[Any]:
@@ -201,7 +206,11 @@ class Update:
             by_variable = {id(variable): gradient for gradient, variable in there}
             return [by_variable.get(id(variable)) for variable in variables]
 
-        gradients = self._strategy.run(delivered, args=(gradients, scale))
+        sent: list[Any] = self._strategy.run(delivered, args=(gradients, scale))
+        return sent
+
+    def _step_of_each(self, by_optimizer: list[tuple[Any, list[int]]], gradients: list[Any]) -> None:
+        """Run each optimizer of a MultiOptimizer on its variables."""
         for optimizer, places in by_optimizer:
             own = [self._variables[place] for place in places]
             update = Update(self._strategy, optimizer, own, entry="apply")
@@ -256,7 +265,8 @@ class Update:
         # delivers them.
         with ExitStack() as stack:
             for optimizer in (self._optimizer, *self._inner):
-                stack.enter_context(gradients_added_up_by(optimizer, self._delivered))
+                add_up = list if self._inner else self._delivered
+                stack.enter_context(gradients_added_up_by(optimizer, add_up))
             self._strategy.run(change, args=args)
 
     def _delivered(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -121,16 +121,19 @@ def plain_several():
         ),
         "wrapped",
         "discriminative",
+        "scaled",
     ],
 )
 @pytest.mark.parametrize("base", [keras.Model, OwnStep])
 def test_an_optimizer_that_delegates_or_overrides_takes_kerass_steps(optimizer, base):
     def model():
         keras.utils.set_random_seed(1)
-        kinds = {"several": plain_several, "wrapped": OPTIMIZERS["wrapped"]}
+        own = Discriminative(0.5, clipnorm=0.3)
+        scaled = keras.optimizers.LossScaleOptimizer(own, initial_scale=8.0)
+        kinds = {"several": plain_several, "wrapped": OPTIMIZERS["wrapped"], "scaled": lambda: scaled}
         number = keras.Input((4,))
         made = base(number, keras.layers.Dense(2)(number))
-        made.compile(kinds.get(optimizer, lambda: Discriminative(0.5, clipnorm=0.3))(), "mse")
+        made.compile(kinds.get(optimizer, lambda: own)(), "mse")
         return made
 
     kerass = model()
