@@ -95,8 +95,8 @@ def submit_ends(tfdist, ends, *options):
 
 
 def cancel_once_started_again(tfdist, slurm, handle):
-    """Wait until Slurm has requeued a job once, and cancel it."""
-    wait_for(lambda: restarts_of(slurm, handle) == "1", lambda: tfdist("status", handle), seconds=SECONDS)
+    """Wait until Slurm has requeued a job, and cancel it."""
+    wait_for(lambda: restarts_of(slurm, handle) != "0", lambda: tfdist("status", handle), seconds=SECONDS)
     tfdist("cancel", handle)
     until("cancelled", tfdist, handle, seconds=SECONDS)
 
