@@ -86,6 +86,7 @@ ONLY_ON = {
         "own_cases.refused",
         "traffic_cases.evaluated",
         "custom_step_cases.refused",
+        "pass_cases.passes",
     ],
     "parameter_server_sync": [
         "own_cases.refused",

@@ -18,10 +18,12 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import (
     cross_device_ops,
     distribute_utils,
+    input_lib,
     ps_values,
     sharded_variable,
     values,
 )
+from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.eager import context, executor
 from tensorflow.python.framework import composite_tensor_gradient, ops
@@ -594,22 +596,42 @@ def dispatched_worker_index() -> tf.Tensor:
     TensorFlow before 2.13 has the parts that the public function is made of, and not the function.
     """
     current = getattr(tf.distribute.coordinator, "experimental_get_current_worker_index", None)
-    return value_when_sent(lambda worker: worker, "worker_index") if current is None else current()
+    if current is not None:
+        return current()
+    graph = tf.compat.v1.get_default_graph()
+    spec = tf.TensorSpec([], tf.int64)
+    return graph.capture_call_time_value(dispatched_worker, spec, key="worker_index")
 
 
-def value_when_sent(value: Callable[[int], Any], key: str, shape: Sequence[int] = ()) -> tf.Tensor:
-    """Return, in a graph that a coordinator sends out, the value for the index of the worker that gets it.
+def dispatched_worker() -> int:
+    """Return the index of the worker whose thread of a coordinator calls this."""
+    return int(coordinator_context.get_current_dispatch_context().worker_index)
+
+
+def create_on_workers(coordinator: Any, make: Callable[..., Any], args: Sequence[Any] = ()) -> Any:
+    """Return what a function makes for each worker; it makes it again for a worker that comes back.
+
+    The coordinator calls the function in the worker's thread, where it places operations on the worker.
 
     Args:
-        value: A function that returns an integer, or an array of this shape, which is called in this worker's
-            thread.
-        key: A name that no other value in the graph has.
-        shape: The shape of the value.
+        coordinator: TensorFlow's coordinator.
+        make: The function.
+        args: Its arguments, each of which another call has returned. They are made before what it returns.
     """
-    from tensorflow.python.distribute.coordinator import coordinator_context
+    return coordinator._create_per_worker_resources(make, args=tuple(args))
 
-    def sent() -> Any:
-        return value(coordinator_context.get_current_dispatch_context().worker_index)
 
-    graph = tf.compat.v1.get_default_graph()
-    return graph.capture_call_time_value(sent, tf.TensorSpec(shape, tf.int64), key=key)
+def iterators_on_workers(coordinator: Any, make: Callable[[Any], Any], kept: Any, dataset: Any) -> Any:
+    """Return the iterators that a function opens on the workers.
+
+    Args:
+        coordinator: TensorFlow's coordinator.
+        make: A function that opens an iterator, as for `create_on_workers`.
+        kept: Its argument, which `create_on_workers` has returned.
+        dataset: A data set of the spec of those of the iterators, as the output of a function.
+    """
+    iterators = create_on_workers(coordinator, make, [kept])
+    spec = input_lib.get_iterator_spec_from_dataset(coordinator.strategy, dataset)
+    for remote_value in iterators._values:
+        remote_value._type_spec = spec
+    return coordinator_values.PerWorkerDistributedIterator(iterators._values)

@@ -1,12 +1,11 @@
 """Check that another process can continue in the data where this one was: in the same order of batches."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.tf_private import dataset_inputs, is_reshuffled, traced_functions
+from tfdist._utils.tf_private import is_reshuffled
 from tfdist.errors import DataError
 from tfdist.training.data.check_same_data import digest_of
 from tfdist.training.data.distribute import Data
@@ -16,6 +15,7 @@ from tfdist.training.data.inspect_dataset import (
     contains_python,
     definitions_of,
 )
+from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
 
 _log = logging.getLogger("tfdist")
 
@@ -25,12 +25,6 @@ _RANDOM = (
 )  # fmt: skip
 # Operations of tf.random.Generator, whose state continues from one pass over the data to the next.
 _OF_GENERATOR = ("RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormalV2")
-# The data sets that begin those they are made of exactly once, when they begin themselves.
-_BEGIN_ONCE = (
-    "AssertCardinality", "Batch", "Enumerate", "Filter", "FlatMap", "Interleave", "Map", "Options",
-    "PaddedBatch", "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Shard", "Shuffle",
-    "Skip", "Take", "Unbatch", "Zip",
-)  # fmt: skip
 
 
 class ResumableData:
@@ -82,9 +76,7 @@ class ResumableData:
         self._seen = dataset
         check_order(dataset, "a resumed run would lose and repeat examples", instead="")
         has_python = contains_python(dataset)
-        self.reads_again = (
-            has_python or _uses_data_in_functions(dataset) or _depends_on_earlier_passes(dataset)
-        )
+        self.reads_again = has_python or depends_on_earlier_passes(dataset)
         if has_python:
             _log.warning(
                 "fit: the data contain Python code (a generator, a PyDataset, a py_function). A resumed run "
@@ -108,17 +100,6 @@ def _refuse_shared_shuffle(data: tf.data.Dataset, validation_data: Data | None) 
         raise DataError("validation_data", problem, remedy=remedy)
 
 
-def _uses_data_in_functions(dataset: tf.data.Dataset) -> bool:
-    """Return whether functions of a data set use other data sets, which may begin any number of times."""
-    captured = [
-        value
-        for part in chain_of(dataset)
-        for function in traced_functions(part)
-        for value in function.captured_inputs
-    ]
-    return any(value.dtype == tf.variant for value in captured)
-
-
 def _draws_differently(dataset: tf.data.Dataset) -> bool:
     """Return whether functions of a data set draw numbers that another process does not draw again."""
     is_parallel = "Parallel" in type(dataset).__name__
@@ -130,35 +111,3 @@ def _draws_differently(dataset: tf.data.Dataset) -> bool:
             if node.op in _RANDOM and (is_parallel or is_unseeded):
                 return True
     return False
-
-
-def _depends_on_earlier_passes(dataset: tf.data.Dataset) -> bool:
-    """Return whether the data must be read from their first pass on, to find the order of a later one.
-
-    A shuffle draws new seeds whenever it begins. Where it begins once in each pass, beginning the data as
-    often as before is enough. A cache keeps the order of the first pass, and a `repeat` begins several times.
-    """
-    return any(
-        _is_reshuffled(source)
-        for part in chain_of(dataset)
-        if _kind(part) not in _BEGIN_ONCE
-        for source in dataset_inputs(part)
-    ) or any(
-        "Shuffle" in node.op or node.op.startswith("RandomDataset")
-        for part in chain_of(dataset)
-        for node in _nodes(part)
-    )
-
-
-def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
-    return any(is_reshuffled(part) or "Random" in _kind(part) for part in chain_of(dataset))
-
-
-def _nodes(dataset: tf.data.Dataset) -> Iterator[Any]:
-    for nodes in definitions_of(dataset):
-        yield from (node for node in nodes if node.op.endswith(("Dataset", "DatasetV2", "DatasetV3")))
-
-
-def _kind(dataset: tf.data.Dataset) -> str:
-    """Return the name of a data set's class without what all of them have in common."""
-    return type(dataset).__name__.strip("_").removesuffix("V2").removesuffix("Dataset")

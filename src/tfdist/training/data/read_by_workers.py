@@ -1,23 +1,38 @@
 """Data of which each asynchronous worker reads its own part."""
 
-from collections.abc import Callable
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.tf_private import serialized
+from tfdist._utils.tf_private import (
+    create_on_workers,
+    dispatched_worker,
+    is_reshuffled,
+    iterators_on_workers,
+    serialized,
+)
 from tfdist.training.data.dataset_workarounds import untuned
-from tfdist.training.data.inspect_dataset import check_order
-from tfdist.training.data.parts_of_data import PartsOfData
-from tfdist.training.parameter_servers.worker_values_in_graph import value_for_worker
+from tfdist.training.data.inspect_dataset import chain_of, check_order
+from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
+from tfdist.training.data.parts_of_data import NO_PART, PartsOfData
+
+_NUMBER = tf.TensorSpec([], tf.int64)
+_VARIANT = tf.TensorSpec([], tf.variant)
+# How often a user's shuffle has begun, in all calls together: another call continues with other orders.
+_BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
 class WorkersData:
     """A data set, or what a function makes, of which each worker reads a part.
 
-    TensorFlow gives all workers the same data set and the same input context. Here each worker gets a part of
-    its own, which the chief names whenever it sends the graph of the data to the worker.
+    TensorFlow gives all workers the same data set and the same input context, and makes the data set again
+    for each pass. Here each worker gets a part of its own, which the chief names whenever it opens the data
+    there. It keeps its data set, as one process does: a shuffle draws another order in each pass, and a cache
+    is filled once. A worker that comes back begins its new data set as often as the others theirs.
 
     Attributes:
         element_spec: The spec of what one device gets.
@@ -31,88 +46,165 @@ class WorkersData:
         workers: int,
     ) -> None:
         """Make the graph of a data set, or of a function that makes one part."""
-        self._parts: Any = None  # until `begin`
-        self._replicas = strategy.num_replicas_in_sync
-        make = self._part_of_dataset if isinstance(data, tf.data.Dataset) else self._part_of_function
-        make_own, self.element_spec = make(data, workers)
-        if self._replicas > 1:  # otherwise this call adds threads and buffers
-            make_own_part = make_own
-            make_own = lambda: strategy.distribute_datasets_from_function(lambda _: make_own_part())  # noqa: E731
-        self._dataset = _per_worker(make_own, coordinator)
+        self._coordinator, self._replicas = coordinator, strategy.num_replicas_in_sync
+        self._shuffles = [part for part in chain_of(data) if is_reshuffled(part)] if _is_set(data) else []
+        self._earlier = self._passes = max((_BEGUN.get(part, 0) for part in self._shuffles), default=0)
+        make = _of_dataset if _is_set(data) else _of_function
+        self._graphs = make(data, strategy, workers)
+        self.element_spec = self._graphs.element_spec
+        self._kept = create_on_workers(coordinator, _Kept)
+
+    def resume(self, passes: int) -> None:
+        """Continue after a number of passes that an earlier process has begun."""
+        self._note_passes(self._earlier + passes)
 
     def begin(self, parts: PartsOfData) -> Any:
-        """Return an iterator over the batches of these parts that are left."""
-        self._parts = parts
-        return iter(self._dataset)
+        """Begin a pass; return an iterator over the batches of these parts that are left."""
+        self._note_passes(self._passes + 1)
+        return self.continue_pass(parts)
 
-    def _part_of_function(self, make: Any, workers: int) -> tuple[Callable[[], tf.data.Dataset], Any]:
-        contexts = [tf.distribute.InputContext(workers, index, 1) for index in range(workers)]
-        first = make(contexts[0])
-        if _captures_datasets(lambda: make(contexts[0])):
-            return self._part_of_graphs([first, *map(make, contexts[1:])])
-        spec, options = first.element_spec, first.options()
+    def continue_pass(self, parts: PartsOfData) -> Any:
+        """Return an iterator over what is left in this pass, when workers have got other parts."""
+        opened = functools.partial(self._opened, parts, self._passes)
+        return iterators_on_workers(
+            self._coordinator, opened, self._kept, self._graphs.rest.structured_outputs
+        )
 
-        def make_own() -> tf.data.Dataset:
-            # All workers run the same graph, and the user's function may need the index as a Python number
-            # (to slice a list of files). So the graph contains every part's data set, and makes one of them.
-            part, skip = self._part_and_skip()
-            makers = [
-                lambda context=each: tf.data.experimental.to_variant(make(context)) for each in contexts
-            ]
-            variant = tf.switch_case(tf.cast(tf.maximum(part, 0), tf.int32), makers)
-            own = tf.data.experimental.from_variant(variant, spec)
-            return _rest(own, part, skip).with_options(options)
+    def _note_passes(self, number: int) -> None:
+        self._passes = number
+        for part in self._shuffles:
+            _BEGUN[part] = max(number, _BEGUN.get(part, 0))
 
-        return make_own, spec
+    def _opened(self, parts: PartsOfData, number: int, kept: "_Kept") -> Any:
+        """Return an iterator of the worker whose thread this is, in the pass of a number."""
+        part, skip = parts.for_iterator(dispatched_worker())
+        place = tf.constant(part, tf.int64), tf.constant(skip * self._replicas, tf.int64)
+        try:
+            if part != NO_PART:
+                self._prepare(kept, part, number)
+                kept.begun += 1
+            elif kept.dataset is None:
+                self._remake(kept, 0)
+            return iter(self._graphs.rest(kept.dataset, *place))
+        except BaseException:
+            kept.dataset = None  # it may have begun once more, or not
+            raise
 
-    def _part_of_graphs(self, parts: list[tf.data.Dataset]) -> tuple[Callable[[], tf.data.Dataset], Any]:
-        """Make one of several data sets, which exist in this process only, from its graph."""
-        parts = [untuned(part) for part in parts]
-        spec, options = parts[0].element_spec, parts[0].options()
-        graphs = tf.stack([serialized(part) for part in parts])
+    def _prepare(self, kept: "_Kept", part: int, number: int) -> None:
+        """Bring the data set of a worker to the beginning of a pass."""
+        if kept.dataset is None or kept.part != part or kept.begun >= number:
+            self._remake(kept, part)
+        while kept.begun < number - 1:
+            self._graphs.leave_out(kept.dataset)
+            kept.begun += 1
 
-        def make_own() -> tf.data.Dataset:
-            part, skip = self._part_and_skip()
-            variant = tf.raw_ops.DatasetFromGraph(graph_def=tf.gather(graphs, tf.maximum(part, 0)))
-            return _rest(tf.data.experimental.from_variant(variant, spec), part, skip).with_options(options)
-
-        return make_own, spec
-
-    def _part_of_dataset(
-        self, dataset: tf.data.Dataset, workers: int
-    ) -> tuple[Callable[[], tf.data.Dataset], Any]:
-        if workers > 1:
-            check_order(dataset)
-        dataset = untuned(dataset)
-        spec, options = dataset.element_spec, dataset.options()
-        # A data set exists only in the process that made it, but its graph can be sent. The workers get the
-        # graph as an argument: TensorFlow would copy a constant with every function, and build it during
-        # optimization.
-        graph = serialized(dataset)
-
-        def make_own() -> tf.data.Dataset:
-            part, skip = self._part_and_skip()
-            variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
-            whole = tf.data.experimental.from_variant(variant, spec)
-            return _rest(whole.shard(workers, tf.maximum(part, 0)), part, skip).with_options(options)
-
-        return make_own, spec
-
-    def _part_and_skip(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return, in a graph, the part to read, less than 0 for none, and how many batches to leave out."""
-
-        def of_worker(worker: int) -> Any:
-            part, skip = self._parts.for_iterator(worker)
-            return np.array([part, skip * self._replicas], np.int64)
-
-        part, skip = tf.unstack(value_for_worker(of_worker, "part_and_batches_to_skip", [2]))
-        return part, skip
+    def _remake(self, kept: "_Kept", part: int) -> None:
+        kept.dataset, kept.part, kept.begun = self._graphs.make(tf.constant(part, tf.int64)), part, 0
 
 
-def _rest(own: tf.data.Dataset, part: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
-    """Return, in a graph, what is left of a part."""
-    everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
-    return own.take(tf.where(part < 0, nothing, everything)).skip(skip)
+@dataclass
+class _Kept:
+    """What a worker keeps: a data set as a variant there, of which part it is, and how often it has begun."""
+
+    dataset: Any = None
+    part: int = 0
+    begun: int = 0
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """The graphs that a worker runs to read its part.
+
+    Attributes:
+        element_spec: The spec of what one device gets.
+        make: Returns a variant of the data set, for the number of a part.
+        leave_out: Begins this variant, and reads it whole if the order of later passes depends on that.
+        rest: Returns what is left for an iterator: of the variant, a part, less than 0 for none, and a number
+            of batches to skip.
+    """
+
+    element_spec: Any
+    make: Any
+    leave_out: Any
+    rest: Any
+
+    @classmethod
+    def of(
+        cls,
+        make: Callable[[tf.Tensor], tf.Tensor],
+        example: tf.data.Dataset,
+        strategy: tf.distribute.Strategy,
+        shards: int,
+    ) -> "_Graphs":
+        """Trace the graphs; each worker takes one of some shards of what `make` returns."""
+        spec, options = example.element_spec, example.options()
+        reads = depends_on_earlier_passes(example)
+
+        def leave_out(variant: tf.Tensor) -> tf.Tensor:
+            whole, zero = tf.data.experimental.from_variant(variant, spec), tf.constant(0, tf.int64)
+            whole = whole.with_options(options)
+            if reads:
+                return whole.reduce(zero, lambda count, *_: count + 1)
+            iter(whole)
+            return zero
+
+        def rest(variant: tf.Tensor, part: tf.Tensor, skip: tf.Tensor) -> tf.data.Dataset:
+            everything, nothing = tf.constant(-1, tf.int64), tf.constant(0, tf.int64)
+            own = tf.data.experimental.from_variant(variant, spec).shard(shards, tf.maximum(part, 0) % shards)
+            return own.take(tf.where(part < 0, nothing, everything)).skip(skip).with_options(options)
+
+        def distributed_rest(*place: tf.Tensor) -> Any:
+            return strategy.distribute_datasets_from_function(lambda _: rest(*place))
+
+        # Distributing to one device would add threads and buffers.
+        read = rest if strategy.num_replicas_in_sync == 1 else distributed_rest
+        return cls(
+            spec,
+            _traced(make, _NUMBER),
+            _traced(leave_out, _VARIANT),
+            _traced(read, _VARIANT, _NUMBER, _NUMBER),
+        )
+
+
+def _of_function(make: Any, strategy: tf.distribute.Strategy, workers: int) -> _Graphs:
+    contexts = [tf.distribute.InputContext(workers, index, 1) for index in range(workers)]
+    first = make(contexts[0])
+    if _captures_datasets(lambda: make(contexts[0])):
+        return _of_parts([first, *map(make, contexts[1:])], strategy)
+
+    def make_part(part: tf.Tensor) -> tf.Tensor:
+        # All workers run the same graph, and the user's function may need the index as a Python number
+        # (to slice a list of files). So the graph contains every part's data set, and makes one of them.
+        makers = [lambda context=each: tf.data.experimental.to_variant(make(context)) for each in contexts]
+        return tf.switch_case(tf.cast(part, tf.int32), makers)
+
+    return _Graphs.of(make_part, first, strategy, 1)
+
+
+def _of_parts(parts: Sequence[tf.data.Dataset], strategy: tf.distribute.Strategy) -> _Graphs:
+    """Return the graphs for several data sets, which exist in this process only."""
+    parts = [untuned(part) for part in parts]
+    graphs = tf.stack([serialized(part) for part in parts])
+
+    def make_part(part: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.DatasetFromGraph(graph_def=tf.gather(graphs, part))
+
+    return _Graphs.of(make_part, parts[0], strategy, 1)
+
+
+def _of_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, workers: int) -> _Graphs:
+    if workers > 1:
+        check_order(dataset)
+    dataset = untuned(dataset)
+    # A data set exists only in the process that made it, but its graph can be sent. The workers get the
+    # graph as an argument: TensorFlow would copy a constant with every function, and build it during
+    # optimization.
+    graph = serialized(dataset)
+    return _Graphs.of(lambda _: tf.raw_ops.DatasetFromGraph(graph_def=graph), dataset, strategy, workers)
+
+
+def _is_set(data: Any) -> bool:
+    return isinstance(data, tf.data.Dataset)
 
 
 def _captures_datasets(make: Callable[[], tf.data.Dataset]) -> bool:
@@ -125,10 +217,15 @@ def _captures_datasets(make: Callable[[], tf.data.Dataset]) -> bool:
     return any(tensor.dtype == tf.variant for tensor in captured)
 
 
-def _per_worker(make: Callable[[], Any], coordinator: Any) -> Any:
-    """Return the data set that each worker makes by a function."""
-    try:
-        # With AutoGraph, TensorFlow would rewrite all that the function calls, which takes most of a second.
-        return coordinator.create_per_worker_dataset(tf.function(make, autograph=False))
-    except tf.errors.OperatorNotAllowedInGraphError:  # a user's function has a tensor in an `if`
-        return coordinator.create_per_worker_dataset(make)
+def _traced(function: Callable[..., Any], *signature: tf.TensorSpec) -> Any:
+    """Return the trace of a function that workers run."""
+
+    def refuse_variables(*_: Any, **__: Any) -> Any:
+        raise ValueError("Creating variables in a data function is not allowed.")
+
+    with tf.variable_creator_scope(refuse_variables):
+        try:
+            # AutoGraph would rewrite all that the function calls, which takes most of a second.
+            return tf.function(function, autograph=False).get_concrete_function(*signature)
+        except tf.errors.OperatorNotAllowedInGraphError:  # a user's function has a tensor in an `if`
+            return tf.function(function).get_concrete_function(*signature)

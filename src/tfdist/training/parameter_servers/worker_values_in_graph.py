@@ -5,13 +5,13 @@ TensorFlow passes these values with the call of the outermost function only, not
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._utils.temporary_patches import attributes_set
-from tfdist._utils.tf_private import DistributedTable, dispatched_worker_index, value_when_sent
+from tfdist._utils.tf_private import DistributedTable, dispatched_worker_index
 
 
 def worker_index() -> tf.Tensor:
@@ -19,16 +19,6 @@ def worker_index() -> tf.Tensor:
     # Only the outermost function gets the index with the call; a loop or a branch has none.
     with outermost_graph().as_default():
         return dispatched_worker_index()
-
-
-def value_for_worker(value: Callable[[int], Any], key: str, shape: Sequence[int] = ()) -> tf.Tensor:
-    """Return what the chief has for the worker that runs the graph in which this is called.
-
-    The chief calls `value` with the worker's index when it sends the graph; `key` is unique there. A value
-    that is no integer is an array of a shape.
-    """
-    with outermost_graph().as_default():
-        return value_when_sent(value, key, shape)
 
 
 def outermost_graph() -> Any:

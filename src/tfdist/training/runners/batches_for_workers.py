@@ -57,6 +57,10 @@ class BatchesForWorkers(abc.ABC):
     def begin(self, parts: PartsOfData, taken: Sequence[int] = ()) -> None:
         """Begin what is left of the parts of the data, where an earlier process has `taken` some batches."""
 
+    def continue_pass(self, parts: PartsOfData) -> None:
+        """Begin what other workers read of the parts of lost ones; for batches that can be handed over."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def may_have_more(self) -> bool:
         """Return whether there may be another batch."""
@@ -76,13 +80,20 @@ class BatchesReadByWorkers(BatchesForWorkers):
         self._graph = graph
 
     def resume(self, place: PlaceInData, *, again: bool) -> None:
-        """Do nothing: a worker makes its data again for each pass, in the same order."""
+        """Continue after the passes that an earlier process began: each worker begins its data so often."""
+        del again  # the data know it
+        self._data.resume(place.begun - place.is_open)
 
     def begin(self, parts: PartsOfData, taken: Sequence[int] = ()) -> None:
         """Begin what is left of the parts, which know what was taken."""
         del taken
         with untuned_on_devices():
             self._iterator = self._data.begin(parts)
+
+    def continue_pass(self, parts: PartsOfData) -> None:
+        """Begin what other workers read of the parts of lost ones."""
+        with untuned_on_devices():
+            self._iterator = self._data.continue_pass(parts)
 
     def may_have_more(self) -> bool:
         """Return True: only the workers know when their parts end."""

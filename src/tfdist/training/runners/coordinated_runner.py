@@ -239,7 +239,7 @@ class CoordinatedRunner:
         readers = self._parts.hand_over(epoch.exhausted)
         lost = " and ".join(named([Task("worker", index) for index in sorted(epoch.gone)], self._strategy))
         _log.warning("lost %s: other workers read what is left of its part of the data", lost)
-        self._batches.begin(self._parts)
+        self._batches.continue_pass(self._parts)
         epoch.exhausted.difference_update(readers)
         epoch.last_news = time.monotonic()
         return True
