@@ -1,5 +1,6 @@
 """Orders of the data that each worker draws for itself."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,38 @@ def drawn(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         "agreed": _seen(strategy, _permuted(names, np.random.RandomState(7).permutation(EXAMPLES))),
         "own": _seen(strategy, _permuted(names, np.random.permutation(EXAMPLES))),
         "generated": _seen(strategy, _generated(names)),
+        "of_python": _seen_of_python(strategy, names),
     }
+
+
+class _Named(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):
+    """Batches of examples, which Keras shuffles by Python's generator."""
+
+    def __init__(self, names: np.ndarray) -> None:
+        super().__init__()
+        self.names = names
+
+    def __len__(self) -> int:
+        return -(-EXAMPLES // 6)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        names = self.names[6 * index : 6 * index + 6]
+        return names, names
+
+
+def _seen_of_python(strategy: tf.distribute.Strategy, names: np.ndarray) -> Any:
+    """Train on a shuffled PyDataset, while the chief draws numbers that others do not draw."""
+
+    def draw(*_: Any) -> None:
+        if strategy.extended.should_checkpoint:
+            random.random()
+
+    draw()
+    return _seen(strategy, _Named(names), callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=draw)])
 
 
 def drawn_first(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Draw as a script does that seeds nothing: helpers of Keras, and shuffles of NumPy's."""
-    import random
-
     names = np.eye(EXAMPLES, dtype="float32")
     series = keras.utils.timeseries_dataset_from_array(
         names, names, sequence_length=1, shuffle=True, batch_size=6
@@ -57,13 +83,13 @@ def _generated(names: np.ndarray) -> tf.data.Dataset:
     ).batch(6)
 
 
-def _seen(strategy: tf.distribute.Strategy, data: tf.data.Dataset) -> Any:
+def _seen(strategy: tf.distribute.Strategy, data: Any, **options: Any) -> Any:
     with strategy.scope():
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((EXAMPLES,)), layer])
         model.compile(keras.optimizers.SGD(1.0), _Minus(reduction="sum"))
     try:
-        fit(model, data, strategy=strategy, epochs=2, verbose=0)
+        fit(model, data, strategy=strategy, epochs=2, verbose=0, **options)
     except DataError as error:
         return str(error)
     return model.get_weights()[0][:, 0].tolist()

@@ -92,7 +92,14 @@ def used_in(path: Path) -> list[Used]:
 
 def samples_of_tensorflow():
     """Return, for each expression in tf_private.py whose private attributes are used, an object or its class."""
-    from tensorflow.python.data.ops import batch_op, from_tensor_slices_op, map_op, repeat_op, shuffle_op
+    from tensorflow.python.data.ops import (
+        batch_op,
+        cache_op,
+        from_tensor_slices_op,
+        map_op,
+        repeat_op,
+        shuffle_op,
+    )
     from tensorflow.python.distribute import input_lib, parameter_server_strategy_v2
     from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
     from tensorflow.python.distribute.coordinator import values as closures
@@ -114,6 +121,9 @@ def samples_of_tensorflow():
         "context.context()": tf_private.context.context(),
         "executor": tf_private.executor,
         "coordinator_context": coordinator_context,
+        "input_lib": input_lib,
+        "iterators": closures.PerWorkerValues,
+        "remote_value": closures.RemoteValueImpl,
         "coordinator_context.get_current_dispatch_context()": coordinator_context.DispatchContext,
         "strategy": parameter_server_strategy_v2.ParameterServerStrategyV2,
         "strategy.extended": strategy.extended,
@@ -121,9 +131,6 @@ def samples_of_tensorflow():
         "servers": parameter_server_strategy_v2.ParameterServerStrategyV2Extended,
         "cross_device_ops": tf_private.cross_device_ops,
         "coordinator_values": tf_private.coordinator_values,
-        "input_lib": input_lib,
-        "iterators": closures.PerWorkerValues,
-        "remote_value": closures.RemoteValueImpl,
         "composite_tensor_gradient": tf_private.composite_tensor_gradient,
         "sharded_variable": tf_private.sharded_variable,
         "replaced": collective,
@@ -138,6 +145,7 @@ def samples_of_tensorflow():
         "shuffled_dataset": shuffle_op._ShuffleDataset,
         "batched_dataset": batch_op._BatchDataset,
         "repeated_dataset": repeat_op._RepeatDataset,
+        "cached_dataset": cache_op.CacheDataset,
         "sliced_dataset": from_tensor_slices_op._TensorSliceDataset,
         "parallel_dataset": map_op._ParallelMapDataset,
         "multi_device_iterator_ops": tf_private.multi_device_iterator_ops,
@@ -218,12 +226,15 @@ def samples_of_keras():
         "saving_module": "keras.src.saving.saving_lib",
         "state_module": "keras.src.backend.common.global_state",
     }
+    if keras_3:
+        from keras.src.trainers import data_adapters as adapters
     return {
         "model": [model],
         "layer": [model.layers[0]],
         "norm": [keras.layers.BatchNormalization(axis=-1)],
         "metric": [keras.metrics.Mean()],
         "data_adapter": [] if keras_3 else [importlib.import_module("keras.engine.data_adapter")],
+        "adapter": [adapters.PyDatasetAdapter] if keras_3 else [],
         "backup": [keras.callbacks.BackupAndRestore],
         "optimizer": [
             model.optimizer,

@@ -546,6 +546,21 @@ def epoch_iterator(keras: ModuleType) -> Any:
     return module.EpochIterator
 
 
+def wrap_iterators_of_adapter(adapter: Any, wrap: Callable[[Callable[[], Any]], Any]) -> None:
+    """Replace what begins each pass over a PyDataset by a function of it.
+
+    Seen in 3.15.
+    """
+    adapter._get_iterator = functools.partial(wrap, adapter._get_iterator)
+
+
+def are_arrays(keras: ModuleType, data: tuple[Any, Any, Any]) -> bool:
+    """Return whether Keras 3 slices data: arrays, tensors, lists, and structures of them."""
+    name = f"{keras.__name__}.src.trainers.data_adapters.array_data_adapter"
+    module: Any = importlib.import_module(name)
+    return bool(module.can_convert_arrays(data))
+
+
 def class_weight_mapper(keras: ModuleType, class_weight: Any, *, is_old: bool) -> Any:
     """Return the function that gives the examples of a data set the weights of their classes.
 

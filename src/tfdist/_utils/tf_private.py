@@ -449,6 +449,12 @@ def repetitions(repeated_dataset: tf.data.Dataset) -> Any:
     return getattr(repeated_dataset, "_count", None)
 
 
+def cache_file(cached_dataset: tf.data.Dataset) -> str:
+    """Return the file in which a data set caches what it reads; nothing for memory, and for any other."""
+    name = tf.get_static_value(getattr(cached_dataset, "_filename", None) or "")
+    return name.decode() if isinstance(name, bytes) else ""
+
+
 def is_deterministic(parallel_dataset: tf.data.Dataset) -> bool:
     """Return whether a data set keeps the order of what it computes in parallel, as far as it says so."""
     return getattr(parallel_dataset, "_deterministic", None) not in ("false", False)

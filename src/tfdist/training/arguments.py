@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import keras_of
+from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 _OTHER_NAMES = {
@@ -83,6 +83,15 @@ def verbosity(verbose: Any) -> int:
     if verbose not in (0, 1, 2):
         raise ConfigError("verbose", expected="0, 1, 2 or 'auto'", received=shown(verbose))
     return int(verbose)
+
+
+def without_queue_arguments(model: Any, unknown: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments without those of Keras 2 for threads and processes that read ahead.
+
+    They change no number. tf.data reads ahead in their place.
+    """
+    are_known = is_keras_2(model)
+    return [name for name in unknown if not (are_known and name in _OF_PY_DATASET)]
 
 
 def refuse_unknown(function: Callable[..., Any], unknown: Iterable[str]) -> None:

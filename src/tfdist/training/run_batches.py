@@ -254,6 +254,17 @@ def steps_per_execution(model: Any) -> int:
     return value if isinstance(value, int) else int(fetch(value))
 
 
+def first_batches(data: Data, model: Any, strategy: tf.distribute.Strategy, steps: int | None) -> Data:
+    """Return the first batches of data, in whole executions, where asynchronous workers would take any.
+
+    A function makes each worker's own part, of which nobody knows what comes first.
+    """
+    if steps is None or not is_asynchronous(strategy) or not isinstance(data, tf.data.Dataset):
+        return data
+    together = 1 if is_keras_2(model) else steps_per_execution(model)
+    return data.take(-(-steps // together) * together)
+
+
 def last_index(model: Any, begun: int, ran: int) -> int:
     """Return the index of an execution's last step, as callbacks get it.
 

@@ -11,7 +11,7 @@ from tfdist._utils.keras_versions import build_for, has_call, is_keras_2, keras_
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
 from tfdist.training.data.dataset_workarounds import with_none
-from tfdist.training.data.distribute import Data, distribute, distribute_to_workers, is_endless
+from tfdist.training.data.distribute import Data, check_end, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.inspect_dataset import size_of_shuffled
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.keras.kept_traces import Traces, kinds
@@ -155,6 +155,16 @@ class Session:
         except Exception:  # noqa: BLE001  # it may be one about the zeros; the caller raises the first one
             return False
         return True
+
+    def check_ends(self, *, steps: str = "", test_steps: str = "") -> None:
+        """Refuse data that never end, where nobody has passed the numbers of steps of these names.
+
+        Raises:
+            DataError: They never end.
+        """
+        for dataset, wanted in ((self._dataset, steps), (self._tested[0], test_steps)):
+            if wanted:
+                check_end(dataset, wanted)
 
     @property
     def spec(self) -> Any:

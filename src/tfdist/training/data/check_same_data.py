@@ -15,7 +15,12 @@ from tfdist._utils.tf_private import (
     traced_functions,
 )
 from tfdist.errors import DataError
-from tfdist.training.data.inspect_dataset import chain_of, definitions_of
+from tfdist.training.data.inspect_dataset import (
+    chain_of,
+    definitions_of,
+    seeds_of_choices,
+    seeds_of_permutations,
+)
 from tfdist.training.workers.same_call import gathered_in_call, worker_names
 
 _PARTS = 8  # of 16 bits
@@ -63,6 +68,10 @@ def _parts(dataset: tf.data.Dataset) -> Iterator[bytes]:
             held += list(function.captured_inputs)
         for value in held:
             yield from _of_value(value)
+        # Keras shuffles the rows of arrays by such an operation.
+        yield from (
+            f"{seeds}".encode() for seeds in seeds_of_choices(node) + sorted(seeds_of_permutations(node))
+        )
         # TensorFlow lists the functions that others call, such as branches, in another order in each process.
         yield from sorted(b"".join(_constants(nodes)) for nodes in definitions_of(node))
 

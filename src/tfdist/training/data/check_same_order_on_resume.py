@@ -10,6 +10,7 @@ from tfdist.errors import DataError
 from tfdist.training.data.check_same_data import digest_of
 from tfdist.training.data.distribute import Data
 from tfdist.training.data.inspect_dataset import (
+    RANDOM_OPERATIONS,
     chain_of,
     check_order,
     contains_python,
@@ -19,10 +20,6 @@ from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
 
 _log = logging.getLogger("tfdist")
 
-_RANDOM = (
-    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
-    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
-)  # fmt: skip
 # Operations of tf.random.Generator, whose state continues from one pass over the data to the next.
 _OF_GENERATOR = ("RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormalV2")
 
@@ -108,6 +105,6 @@ def _draws_differently(dataset: tf.data.Dataset) -> bool:
             if node.op in _OF_GENERATOR:
                 return True
             is_unseeded = not node.attr["seed"].i and not node.attr["seed2"].i
-            if node.op in _RANDOM and (is_parallel or is_unseeded):
+            if node.op in RANDOM_OPERATIONS and (is_parallel or is_unseeded):
                 return True
     return False

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
+from tfdist.training.data.check_caches import check_caches
 from tfdist.training.data.check_one_row_per_example import with_equal_rows, with_splittable_zips
 from tfdist.training.data.check_same_data import check_same_data
 from tfdist.training.data.dataset_workarounds import (
@@ -18,7 +19,8 @@ from tfdist.training.data.dataset_workarounds import (
     untuned,
     with_placeholders,
 )
-from tfdist.training.data.inspect_dataset import check_order
+from tfdist.training.data.inspect_dataset import check_order, contains_python
+from tfdist.training.data.random_states_of_chief import WithRandomStatesOfChief
 from tfdist.training.data.read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data.read_by_workers import WorkersData
 from tfdist.training.workers.same_call import check_same_call
@@ -36,8 +38,24 @@ def known_steps(data: Data, wanted: str) -> int | None:
         return None
     count = int(data.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
-        raise DataError("the data set", "never ends", remedy=f"Pass {wanted}, or leave out repeat()")
+        raise _never_ends("the data set", wanted)
     return count if count >= 0 else None
+
+
+def check_end(distributed: Any, wanted: str) -> None:
+    """Refuse distributed data that never end, where a number of steps is wanted."""
+    if isinstance(distributed, tf.data.Dataset):
+        never = int(distributed.cardinality()) == tf.data.INFINITE_CARDINALITY
+    elif isinstance(distributed, WorkersData):
+        never = distributed.is_endless
+    else:
+        never = is_endless(distributed)
+    if never:
+        raise _never_ends("the data set of the function", wanted)
+
+
+def _never_ends(what: str, wanted: str) -> DataError:
+    return DataError(what, "never ends", remedy=f"Pass {wanted}, or leave out repeat()")
 
 
 def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
@@ -56,13 +74,16 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
             data = with_equal_rows(data) if zipped is None else zipped
         if is_split := has_mirrored_workers(strategy) and worker_count(strategy) > 1:
             check_order(data)
+            check_caches(data, strategy)
             check_same_data(data, strategy)
+        is_of_python = contains_python(data)
         data = untuned(copied_from_python(data))
         if _reads_where_it_computes(strategy):
             return data.prefetch(_BATCHES_AHEAD)
         if zipped is not None or (replicas > 1 and contains_sparse(data)):
             return strategy.distribute_datasets_from_function(replica_batches(data))
-        return strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
+        made = strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
+        return WithRandomStatesOfChief(made, strategy) if is_split and is_of_python else made
     check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
@@ -102,7 +123,7 @@ def distribute_to_workers(
     if isinstance(data, ChiefData):
         if strategy.num_replicas_in_sync > 1:
             problem = "must be read by the chief, but workers have several devices, and would need one each"
-            remedy = "Pass a function of a tf.distribute.InputContext that makes a data set on each worker"
+            remedy = "Read files by operations of TensorFlow, or use one device for each worker"
             raise DataError("the data set", problem, remedy=remedy)
         return data, data.dataset.element_spec
     made = data if isinstance(data, tf.data.Dataset) else _checked(data)

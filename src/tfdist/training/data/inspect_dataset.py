@@ -30,6 +30,13 @@ _SEED_INPUTS = {
     "RandomDatasetV2": (0, 1),
 }
 
+# Operations that draw numbers; with two seeds of 0, other ones in each process.
+RANDOM_OPERATIONS = (
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
+    "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
+)  # fmt: skip
+# Data sets, by the names of their classes, whose functions say which examples there are.
+_CHOOSING = ("FilterDataset", "TakeWhileDataset")
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 # Data sets, by the names of their classes: those that make batches of examples, and those that keep batches.
 _BATCHING = ("BatchDataset", "PaddedBatchDataset", "ParallelBatchDataset")
@@ -64,6 +71,10 @@ def check_order(
             problem = f"is shuffled without a seed: {harm}"
             remedy = f"Use shuffle(…, seed=…), or call keras.utils.set_random_seed(…) first{instead}"
             raise DataError("the data set", problem, remedy=remedy)
+        if (0, 0) in seeds_of_choices(part):
+            problem = f"chooses examples by random numbers without a seed: {harm}"
+            remedy = f"Pass them a seed, or call keras.utils.set_random_seed(…) first{instead}"
+            raise DataError("the data set", problem, remedy=remedy)
         if has_no_order(part):
             problem = f"has no fixed order (deterministic=False): {harm}"
             raise DataError("the data set", problem, remedy=f"Leave deterministic=False out{instead}")
@@ -73,6 +84,24 @@ def is_shuffled_anew(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set itself shuffles, or its functions do, without a seed."""
     seeds = [tf.get_static_value(seed) for seed in shuffle_seeds(dataset)]
     return seeds == [0, 0] or any(_draws_anew(definition) for definition in definitions_of(dataset))
+
+
+def seeds_of_choices(dataset: Any) -> list[tuple[int, int]]:
+    """Return the seeds of the operations by which a data set's function chooses examples."""
+    if type(dataset).__name__.strip("_") not in _CHOOSING:
+        return []
+    nodes = [node for definition in definitions_of(dataset) for node in definition]
+    return [_seeds_of(node) for node in nodes if node.op in RANDOM_OPERATIONS]
+
+
+def seeds_of_permutations(dataset: Any) -> list[tuple[int, int]]:
+    """Return the seeds of the operations by which functions of a data set shuffle tensors."""
+    nodes = [node for definition in definitions_of(dataset) for node in definition]
+    return [_seeds_of(node) for node in nodes if node.op == "RandomShuffle"]
+
+
+def _seeds_of(node: Any) -> tuple[int, int]:
+    return node.attr["seed"].i, node.attr["seed2"].i
 
 
 def size_of_shuffled(data: Any) -> int | None:
@@ -126,7 +155,12 @@ def _are_of_other_sizes(batched: list[Any]) -> bool:
 
 def is_too_large_to_send(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set holds more in memory than TensorFlow can send."""
-    return sum(_nbytes(part) for part in chain_of(dataset)) > MOST_BYTES
+    return bytes_of_arrays(dataset) > MOST_BYTES
+
+
+def bytes_of_arrays(dataset: tf.data.Dataset) -> int:
+    """Return how much a data set holds in memory."""
+    return sum(_nbytes(part) for part in chain_of(dataset))
 
 
 def _nbytes(dataset: Any) -> int:

@@ -15,12 +15,22 @@ from tfdist._utils.tf_private import (
     iterators_on_workers,
     serialized,
 )
+from tfdist.errors import DataError
+from tfdist.training.data.check_caches import check_caches
 from tfdist.training.data.dataset_workarounds import untuned
-from tfdist.training.data.inspect_dataset import chain_of, check_order
+from tfdist.training.data.inspect_dataset import (
+    bytes_of_arrays,
+    chain_of,
+    check_order,
+    contains_python,
+    is_too_large_to_send,
+)
 from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
 from tfdist.training.data.parts_of_data import NO_PART, PartsOfData
 
 _NUMBER = tf.TensorSpec([], tf.int64)
+# All workers get the graph of a function, with the arrays of all parts.
+_MOST_BYTES_IN_A_GRAPH = 1 << 20
 _VARIANT = tf.TensorSpec([], tf.variant)
 # How often a user's shuffle has begun, in all calls together: another call continues with other orders.
 _BEGUN: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
@@ -36,6 +46,7 @@ class WorkersData:
 
     Attributes:
         element_spec: The spec of what one device gets.
+        is_endless: Whether the data never end.
     """
 
     def __init__(
@@ -47,11 +58,14 @@ class WorkersData:
     ) -> None:
         """Make the graph of a data set, or of a function that makes one part."""
         self._coordinator, self._replicas = coordinator, strategy.num_replicas_in_sync
-        self._shuffles = [part for part in chain_of(data) if is_reshuffled(part)] if _is_set(data) else []
-        self._earlier = self._passes = max((_BEGUN.get(part, 0) for part in self._shuffles), default=0)
-        make = _of_dataset if _is_set(data) else _of_function
+        is_set = isinstance(data, tf.data.Dataset)
+        make = _of_dataset if is_set else _of_function
         self._graphs = make(data, strategy, workers)
-        self.element_spec = self._graphs.element_spec
+        self.element_spec, self.is_endless = self._graphs.element_spec, self._graphs.is_endless
+        # To read what earlier calls have read would take too long.
+        parts = chain_of(data) if is_set and not self._graphs.reads else ()
+        self._shuffles = [part for part in parts if is_reshuffled(part)]
+        self._earlier = self._passes = max((_BEGUN.get(part, 0) for part in self._shuffles), default=0)
         self._kept = create_on_workers(coordinator, _Kept)
 
     def resume(self, passes: int) -> None:
@@ -99,7 +113,7 @@ class WorkersData:
             kept.begun += 1
 
     def _remake(self, kept: "_Kept", part: int) -> None:
-        kept.dataset, kept.part, kept.begun = self._graphs.make(tf.constant(part, tf.int64)), part, 0
+        kept.dataset, kept.part, kept.begun = self._graphs.make(part), part, 0
 
 
 @dataclass
@@ -117,13 +131,17 @@ class _Graphs:
 
     Attributes:
         element_spec: The spec of what one device gets.
-        make: Returns a variant of the data set, for the number of a part.
-        leave_out: Begins this variant, and reads it whole if the order of later passes depends on that.
+        is_endless: Whether the data never end.
+        reads: Whether the order of a pass depends on what was read in earlier ones.
+        make: Makes the data set on a worker, for the number of a part, and returns its variant.
+        leave_out: Begins this variant, and reads it whole if it `reads`.
         rest: Returns what is left for an iterator: of the variant, a part, less than 0 for none, and a number
             of batches to skip.
     """
 
     element_spec: Any
+    is_endless: bool
+    reads: bool
     make: Any
     leave_out: Any
     rest: Any
@@ -131,14 +149,15 @@ class _Graphs:
     @classmethod
     def of(
         cls,
-        make: Callable[[tf.Tensor], tf.Tensor],
+        make: Callable[[int], tf.Tensor],
         example: tf.data.Dataset,
         strategy: tf.distribute.Strategy,
         shards: int,
     ) -> "_Graphs":
         """Trace the graphs; each worker takes one of some shards of what `make` returns."""
         spec, options = example.element_spec, example.options()
-        reads = depends_on_earlier_passes(example)
+        is_endless = int(example.cardinality()) == tf.data.INFINITE_CARDINALITY
+        reads = not is_endless and depends_on_earlier_passes(example)
 
         def leave_out(variant: tf.Tensor) -> tf.Tensor:
             whole, zero = tf.data.experimental.from_variant(variant, spec), tf.constant(0, tf.int64)
@@ -160,16 +179,27 @@ class _Graphs:
         read = rest if strategy.num_replicas_in_sync == 1 else distributed_rest
         return cls(
             spec,
-            _traced(make, _NUMBER),
+            is_endless,
+            reads,
+            make,
             _traced(leave_out, _VARIANT),
             _traced(read, _VARIANT, _NUMBER, _NUMBER),
         )
 
 
 def _of_function(make: Any, strategy: tf.distribute.Strategy, workers: int) -> _Graphs:
-    contexts = [tf.distribute.InputContext(workers, index, 1) for index in range(workers)]
+    contexts = _contexts(strategy, workers)
     first = make(contexts[0])
-    if _captures_datasets(lambda: make(contexts[0])):
+    if contains_python(first):
+        problem = "makes a data set that contains Python code, which exists in this process only"
+        remedy = "Pass the data set itself, which the chief reads then, or use operations of TensorFlow"
+        raise DataError("the data function", problem, remedy=remedy)
+    if is_too_large_to_send(first):
+        problem = "makes parts that contain more than 2 GB of arrays, which TensorFlow cannot send"
+        raise DataError(
+            "the data function", problem, remedy="Read them from files, as of tf.data.TFRecordDataset"
+        )
+    if bytes_of_arrays(first) > _MOST_BYTES_IN_A_GRAPH or _captures_datasets(lambda: make(contexts[0])):
         return _of_parts([first, *map(make, contexts[1:])], strategy)
 
     def make_part(part: tf.Tensor) -> tf.Tensor:
@@ -178,33 +208,44 @@ def _of_function(make: Any, strategy: tf.distribute.Strategy, workers: int) -> _
         makers = [lambda context=each: tf.data.experimental.to_variant(make(context)) for each in contexts]
         return tf.switch_case(tf.cast(part, tf.int32), makers)
 
-    return _Graphs.of(make_part, first, strategy, 1)
+    traced = _traced(make_part, _NUMBER)
+    return _Graphs.of(lambda part: traced(tf.constant(part, tf.int64)), first, strategy, 1)
+
+
+def _contexts(strategy: tf.distribute.Strategy, workers: int) -> list[tf.distribute.InputContext]:
+    """Return the input context of each part; in step are the devices of one worker."""
+    replicas = strategy.num_replicas_in_sync
+    return [tf.distribute.InputContext(workers, index, replicas) for index in range(workers)]
 
 
 def _of_parts(parts: Sequence[tf.data.Dataset], strategy: tf.distribute.Strategy) -> _Graphs:
-    """Return the graphs for several data sets, which exist in this process only."""
+    """Return the graphs for several data sets, each of which is sent to the worker that reads it."""
     parts = [untuned(part) for part in parts]
-    graphs = tf.stack([serialized(part) for part in parts])
-
-    def make_part(part: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.DatasetFromGraph(graph_def=tf.gather(graphs, part))
-
-    return _Graphs.of(make_part, parts[0], strategy, 1)
+    graphs, from_graph = [serialized(part) for part in parts], _from_graph()
+    return _Graphs.of(lambda part: from_graph(graphs[part]), parts[0], strategy, 1)
 
 
 def _of_dataset(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, workers: int) -> _Graphs:
     if workers > 1:
         check_order(dataset)
+        check_caches(dataset, strategy)
     dataset = untuned(dataset)
-    # A data set exists only in the process that made it, but its graph can be sent. The workers get the
-    # graph as an argument: TensorFlow would copy a constant with every function, and build it during
-    # optimization.
-    graph = serialized(dataset)
-    return _Graphs.of(lambda _: tf.raw_ops.DatasetFromGraph(graph_def=graph), dataset, strategy, workers)
+    # A data set exists only in the process that made it, but its graph can be sent.
+    graph, from_graph = serialized(dataset), _from_graph()
+    return _Graphs.of(lambda _: from_graph(graph), dataset, strategy, workers)
 
 
-def _is_set(data: Any) -> bool:
-    return isinstance(data, tf.data.Dataset)
+def _from_graph() -> Any:
+    """Return the trace of what makes a data set from its graph.
+
+    The workers get the graph as an argument: TensorFlow would copy a constant with every function, and build
+    it during optimization.
+    """
+
+    def made(graph: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.DatasetFromGraph(graph_def=graph)
+
+    return _traced(made, tf.TensorSpec([], tf.string))
 
 
 def _captures_datasets(make: Callable[[], tf.data.Dataset]) -> bool:

@@ -31,6 +31,8 @@ def _without_a_seed():
         lambda: numbers(3).interleave(lambda _: numbers(4).shuffle(2, seed=3), num_parallel_calls=2),
         lambda: numbers(3).map(lambda x: tf.random.uniform([]), num_parallel_calls=2),
         lambda: tf.data.Dataset.sample_from_datasets([numbers(3), numbers(4)], seed=1),
+        lambda: numbers(9).filter(lambda x: tf.random.uniform([], seed=3) < 0.3),
+        lambda: numbers(9).rejection_resample(lambda x: x % 2, [0.5, 0.5], [0.6, 0.4], seed=1).batch(2),
         lambda: tf.data.Dataset.list_files(__file__, shuffle=False),
         lambda: tf.data.Dataset.from_generator(
             lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int32)
@@ -57,6 +59,8 @@ def test_takes_what_is_shuffled_by_a_seed_set_before():
         (lambda: tf.data.Dataset.list_files(__file__), "shuffled without a seed"),
         (lambda: numbers(3).map(lambda x: x, num_parallel_calls=2, deterministic=False).batch(1), "no fixed order"),
         (lambda: numbers(3).with_options(ANY_ORDER).batch(1), "no fixed order"),
+        (lambda: numbers(9).filter(lambda x: tf.random.uniform([]) < 0.3), "chooses examples by random numbers"),
+        (lambda: numbers(9).rejection_resample(lambda x: x % 2, [0.5, 0.5], [0.6, 0.4]).batch(2), "without a seed"),
     ],
 )  # fmt: skip
 def test_refuses_what_each_worker_would_find_in_another_order(make, words):
