@@ -142,15 +142,17 @@ def _cluster_beside(given: ClusterConfig, workers: int, ps: int) -> ClusterConfi
 
 def _replace_methods_of_keras() -> None:
     """Replace `model.fit`, `evaluate` and `predict` by those of tfdist, for all models of this process."""
-    models = {keras.Model for name in ("keras", "tf_keras") if (keras := sys.modules.get(name)) is not None}
-    for model in {*models, tf.keras.Model}:
-        for method in (fit, evaluate, predict, predict_on_batch):
+    known = [sys.modules.get(name) for name in ("keras", "tf_keras")]
+    models: set[Any] = {tf.keras.Model, *(keras.Model for keras in known if keras is not None)}
+    for model in models:
+        for method in (fit, evaluate, predict):
             setattr(model, method.__name__, method)
+        model.predict_on_batch = on_several_replicas(predict_on_batch, model.predict_on_batch)
     keras = sys.modules.get("keras")
     if keras is not None and not keras.__version__.startswith("2."):  # Keras 2's own split a batch
         save_and_load_outside_scopes()
-        for name, method in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
-            setattr(keras.Model, name, on_several_replicas(method, getattr(keras.Model, name)))
+        for name, on_batch in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
+            setattr(keras.Model, name, on_several_replicas(on_batch, getattr(keras.Model, name)))
 
 
 def watch_variables(strategy: tf.distribute.Strategy) -> None:
