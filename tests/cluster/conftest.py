@@ -87,6 +87,7 @@ ONLY_ON = {
         "traffic_cases.evaluated",
         "custom_step_cases.refused",
         "pass_cases.passes",
+        "pass_cases.tested",
     ],
     "parameter_server_sync": [
         "own_cases.refused",

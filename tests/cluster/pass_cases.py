@@ -1,11 +1,13 @@
 """Data that asynchronous workers read several times."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
+from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 
 keras = tf.keras
@@ -65,6 +67,45 @@ def passes(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
             )
             found[f"{name}, resumed"] = _of_epochs(strategy, path, [first, second])
     return found
+
+
+class _Pause(keras.callbacks.Callback):
+    """Wait between two epochs until the file `again` is there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            (self.folder / "begun").touch()
+            while not (self.folder / "again").exists():
+                time.sleep(0.05)
+
+
+def with_a_lost_worker(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
+    """Return the batches of each epoch without a pause, and with one in which a worker may be lost."""
+    call, options = DATA["shuffled and cached"], {"callbacks": [_Pause(folder)]}
+    return {
+        "paused": _of_epochs(strategy, folder / "paused", [(call(), options)]),
+        "expected": _of_epochs(strategy, folder / "expected", [(call(), {})]),
+    }
+
+
+def tested(strategy: tf.distribute.Strategy, folder: Path) -> list[float]:
+    """Return losses on the first batch of some, whose mean is that of its numbers."""
+    with strategy.scope():
+        layer = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), "mae")
+    data = (
+        tf.data.Dataset.range(SIZE)
+        .batch(BATCH)
+        .map(lambda x: (tf.cast(x, tf.float32)[:, None], tf.zeros([BATCH, 1])))
+    )
+    losses = [evaluate(model, data, strategy=strategy, steps=1, verbose=0) for _ in range(4)]
+    options = {"validation_data": data, "validation_steps": 1, "epochs": 4}
+    return losses + fit(model, data, strategy=strategy, verbose=0, **options).history["val_loss"]
 
 
 def _of_epochs(strategy: tf.distribute.Strategy, path: Path, calls: Any) -> list[list[list[float]]]:

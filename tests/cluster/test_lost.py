@@ -18,7 +18,7 @@ from tfdist.coordination.only_peers import ONLY_PEERS
 @contextmanager
 def begun(tmp_path, strategy, case, *, options=None, first=(), serve=None, more=None, **shape):
     cluster = ClusterConfig.local(**shape)
-    cases = [*first, f"lost_cases.{case}"]
+    cases = [*first, case if "." in case else f"lost_cases.{case}"]
     order = {"strategy": strategy, "options": options or {}, "cases": cases, "folder": str(tmp_path)}
     order |= {"serve": serve or {}, **(more or {})}
     with Running(tmp_path, cluster) as running:
@@ -135,6 +135,21 @@ def test_a_worker_of_its_own_pace_may_go_and_come_back(tmp_path):
     found = finished.results["chief:0"]["lost_cases.surviving"]
     assert found["epochs"] >= 2  # one without the worker, and one with it
     assert found["iterations"] == 50 * found["epochs"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_back_reads_the_order_of_the_pass(tmp_path):
+    case = "pass_cases.with_a_lost_worker"
+    with begun(tmp_path, "parameter_server", case, workers=2, ps=1) as (running, order):
+        lose(running, "worker:1")
+        running.start(Task("worker", 1), order)
+        (tmp_path / "again").touch()
+        finished = running.wait(LONGEST)
+
+    found = finished.results["chief:0"][case]
+    passes = [{tuple(batch) for batch in batches} for batches in found["paused"]]
+    assert passes == [{tuple(batch) for batch in batches} for batches in found["expected"]]
+    assert passes[0] != passes[1]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from pass_cases import BATCH, DATA, EPOCHS, SIZE
 
 CASE = "pass_cases.passes"
-CASES = [CASE]
+CASES = [CASE, "pass_cases.tested"]
 STRATEGY = pytest.mark.parametrize("strategy", ["parameter_server"])
 
 
@@ -61,3 +61,8 @@ def test_a_resumed_run_has_the_orders_of_the_passes_that_are_left(kind, strategy
     found = finished(strategy).chief[CASE]
 
     assert made_in(found[f"{kind}, resumed"]) == made_in(found[kind])
+
+
+@STRATEGY
+def test_a_number_of_steps_tests_the_first_batches(strategy, finished):
+    assert finished(strategy).chief["pass_cases.tested"] == [0.5] * 8

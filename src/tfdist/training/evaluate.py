@@ -17,13 +17,15 @@ from tfdist.training.arguments import (
     strategy_of,
     verbosity,
     whole_number,
+    without_queue_arguments,
 )
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.keras.kept_traces import traces_kept
+from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.reports.logs import as_logs
-from tfdist.training.run_batches import EpochBatches, EpochPart, run_batches
+from tfdist.training.run_batches import EpochBatches, EpochPart, first_batches, run_batches
 from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping
 
@@ -60,16 +62,19 @@ def evaluate(
         strategy: The strategy; if None, the one that the model was made under.
         unknown: Arguments that do not exist, which are refused.
     """
-    refuse_unknown(evaluate, unknown)
+    refuse_unknown(evaluate, without_queue_arguments(model, unknown))
     steps = limited(model, "steps_per_epoch", steps)
     steps = steps if steps is None else whole_number("steps", steps, 1)
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
     strategy = strategy_of(model, strategy)
     hooks = epoch_hooks(model, x, "test")
     x = made_data(model, strategy, x, y, sample_weight, batch_size=batch_size, steps=steps)
+    x = first_batches(x, model, strategy, steps)
     batches = EpochBatches.of(x, model, strategy, steps, "steps")
-    with public_call("evaluate", strategy), traces_kept(model) as traces:
+    with public_call("evaluate", strategy), threads_of_data_ended(), traces_kept(model) as traces:
         session = Session(model, strategy, x, traces=traces, steps=["test_step"])
+        if steps is None:
+            session.check_ends(test_steps="steps")
         testing = session.testing()
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=batches.expected)
         stopping = Stopping(callbacks, model, strategy, "evaluating")

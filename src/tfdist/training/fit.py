@@ -15,6 +15,7 @@ from tfdist.training.arguments import (
     validation_epochs,
     verbosity,
     whole_number,
+    without_queue_arguments,
 )
 from tfdist.training.checkpoints.checkpoint_callback import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
@@ -30,7 +31,8 @@ from tfdist.training.keras.datasets_from_inputs import (
     validation_parts,
 )
 from tfdist.training.keras.kept_traces import traces_kept
-from tfdist.training.run_batches import EpochBatches, FitSchedule
+from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
+from tfdist.training.run_batches import EpochBatches, FitSchedule, first_batches
 from tfdist.training.session import Session
 
 
@@ -88,7 +90,7 @@ def fit(
         strategy: The strategy; if None, the one that the model was made under.
         unknown: Arguments that do not exist, which are refused.
     """
-    refuse_unknown(fit, unknown)
+    refuse_unknown(fit, without_queue_arguments(model, unknown))
     strategy = strategy_of(model, strategy)
     steps_per_epoch = limited(model, "steps_per_epoch", steps_per_epoch)
     validation_steps = limited(model, "steps_per_epoch", validation_steps)
@@ -107,6 +109,9 @@ def fit(
             options = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
             with random_state_kept():
                 validation_data = made_data(model, strategy, *parts, **options)
+            if validation_steps is not None:
+                count = whole_number("validation_steps", validation_steps, 1)
+                validation_data = first_batches(validation_data, model, strategy, count)
         schedule = FitSchedule(
             whole_number("epochs", limited(model, "epochs", epochs), 0),
             whole_number("initial_epoch", initial_epoch, 0),
@@ -116,10 +121,14 @@ def fit(
         )
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
-        with events_to_file(), traces_kept(model) as traces:
+        with events_to_file(), threads_of_data_ended(), traces_kept(model) as traces:
             steps = ["train_step"] if validation_data is None else ["train_step", "test_step"]
             options = {"traces": traces, "steps": steps, "is_saved": checkpoints.are_saved}
             session = Session(model, strategy, x, validation_data=validation_data, **options)
+            session.check_ends(
+                steps="" if steps_per_epoch else "steps_per_epoch",
+                test_steps="" if validation_data is None or validation_steps else "validation_steps",
+            )
             training = session.training()
             testing = None if validation_data is None else session.testing()
             checkpoints.attach(session, training, testing, schedule, batch_size)

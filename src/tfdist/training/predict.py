@@ -21,6 +21,7 @@ from tfdist.training.arguments import (
     strategy_of,
     verbosity,
     whole_number,
+    without_queue_arguments,
 )
 from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.data.distribute import is_endless, known_steps
@@ -31,6 +32,7 @@ from tfdist.training.keras.callbacks import make_callbacks
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
 from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.model_checks import check_states, has_own
+from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.keras.steps.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
@@ -70,14 +72,14 @@ def predict(
         strategy: The strategy; if None, the one that the model was made under.
         unknown: Arguments that do not exist, which are refused.
     """
-    refuse_unknown(predict, unknown)
+    refuse_unknown(predict, without_queue_arguments(model, unknown))
     strategy = strategy_of(model, strategy)
     steps = limited(model, "steps_per_epoch", steps)
     made = made_data(model, strategy, x, batch_size=batch_size, steps=steps)
     # Keras 3 runs whole executions.
     data, expected = _limited(made, steps, 1 if is_keras_2(model) else steps_per_execution(model))
     callbacks, shown = callbacks_of(callbacks), verbosity(verbose)
-    with public_call("predict", strategy), traces_kept(model) as traces:
+    with public_call("predict", strategy), threads_of_data_ended(), traces_kept(model) as traces:
         both = [*callbacks, *epoch_hooks(model, x, "predict")]
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         size = None if is_keras_2(model) else size_of_shuffled(made)
@@ -117,6 +119,9 @@ def predict_on_batch(model: Any, x: Any) -> Any:
 
 def _limited(data: Any, steps: int | None, together: int) -> tuple[tf.data.Dataset, int | None]:
     """Return the data, cut to whole executions of `steps` batches, and the number of batches, if known."""
+    if isinstance(data, tf.distribute.DistributedDataset):
+        problem = "is distributed already, and its batches have lost the order of their examples"
+        raise DataError("x", problem, remedy="Pass the data set itself")
     if not isinstance(data, tf.data.Dataset):
         remedy = "The data of a function have no order, so predictions could not be sorted"
         raise DataError("predict", expected="a tf.data.Dataset", received=type(data).__name__, remedy=remedy)

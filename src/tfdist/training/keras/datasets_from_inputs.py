@@ -5,22 +5,41 @@ Keras's own adapters make them, so a seed gives the same order as in one process
 
 import contextlib
 import functools
+import inspect
+import logging
 import random
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import adapters_of_keras_2, class_weight_mapper, epoch_iterator, split_arrays
+from tfdist._utils.keras_private import (
+    adapters_of_keras_2,
+    are_arrays,
+    class_weight_mapper,
+    epoch_iterator,
+    split_arrays,
+)
 from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.data.inspect_dataset import MOST_BYTES
+from tfdist.training.keras.py_dataset_threads import restart_for_each_pass
 
+_log = logging.getLogger("tfdist")
 # The global seed that `tf.compat.v1.get_seed` returns if nobody has set one.
 _NO_SEED = 87654321
+# The adapters of Keras 2 that slice what they get.
+_OF_ARRAYS_IN_KERAS_2 = (
+    "CompositeTensorDataAdapter", "GenericArrayLikeDataAdapter", "ListsOfScalarsDataAdapter",
+    "TensorLikeDataAdapter",
+)  # fmt: skip
+# The packages whose errors are about what they were given.
+_NOT_OF_USERS = ("keras", "numpy", "optree", "pandas", "scipy", "tensorflow", "tf_keras", "tfdist", "tree")
 _LONGEST = 300  # characters; Keras's messages may contain whole arrays
 
 
@@ -52,9 +71,10 @@ def made_data(
         raise DataError("class_weight", expected=expected, received=shown(class_weight), remedy=remedy)
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         _refuse_beside("a tf.data.Dataset", y=y, sample_weight=sample_weight)
-        return x if class_weight is None else _weighted_by_class(model, x, class_weight)
+        return x if class_weight is None else _weighted_set(model, x, class_weight)
     if callable(x) and not tf.is_tensor(x):
         _refuse_beside("a function that makes a data set", y=y, sample_weight=sample_weight)
+        _check_function(x)
         if class_weight is not None:
             problem = "is not supported with a function that makes a data set"
             raise DataError("class_weight", problem, remedy="Yield (x, y, sample_weight) from it")
@@ -66,14 +86,23 @@ def made_data(
         _adapted, model, strategy, x, y, sample_weight, steps=steps, class_weight=class_weight
     )
     try:
+        is_sliced = _is_sliced(model, x, y, sample_weight)
+        if not (is_sliced or _has_hooks(model, x) or hasattr(x, "__next__")) and _is_of_several_workers(
+            strategy
+        ):
+            text = "the order of %s is not compared between workers: seed it, so that it is the same on all"
+            _log.warning(text, type(x).__name__)
         # Keras 2 makes one data set for all epochs. Begun again for each epoch, it would repeat its order.
         is_apart = seed is not None or _is_read_apart(strategy, (x, y, sample_weight))
         is_apart = is_apart and not is_seeded()
-        if shuffle and not _is_of_python(model, x) and (is_apart or is_keras_2(model)):
+        if shuffle and (is_apart or is_keras_2(model)) and is_sliced:
             size = batch_size or (-(-length(x) // steps) if steps else 32)
-            return _shuffled(adapt(batch_size=length(x), shuffle=False), size, seed)
+            whole = adapt(batch_size=length(x), shuffle=False)
+            return _shuffled(whole, size, seed, is_within_batches=shuffle == "batch")
         return _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
     except (IndexError, TypeError, ValueError) as error:
+        if isinstance(error, DataError) or _is_raised_by_user(error):
+            raise
         raise DataError("x", _in_one_line(error)) from error
 
 
@@ -83,6 +112,52 @@ def _refuse_beside(kind: str, **given: Any) -> None:
         if value is not None:
             remedy = "Yield (x, y, sample_weight) from x"
             raise DataError(name, f"is given beside x, {kind}", remedy=remedy)
+
+
+def _check_function(make: Callable[..., Any]) -> None:
+    """Refuse a function that does not make a data set for an input context."""
+    name = getattr(make, "__name__", "x")
+    if inspect.isgeneratorfunction(make):
+        raise DataError("x", "is a generator function, not a generator", remedy=f"Pass {name}()")
+    try:
+        inspect.signature(make).bind(None)
+    except TypeError:
+        expected = "a function of one argument, the tf.distribute.InputContext"
+        remedy = f"Write def {name}(context), or pass the data set itself, {name}()"
+        raise DataError("x", expected=expected, received=f"the function {name}", remedy=remedy) from None
+    except ValueError:  # of a function without a signature
+        return
+
+
+def _weighted_set(model: Any, dataset: Any, class_weight: Any) -> tf.data.Dataset:
+    """Return a user's data set whose examples have the weights of their classes.
+
+    Raises:
+        DataError: Its batches have weights, or several targets.
+    """
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        problem = "is not supported with a data set that is distributed already"
+        raise DataError("class_weight", problem, remedy="Pass the data set itself, or weights within it")
+    try:
+        return _weighted_by_class(model, dataset, class_weight)
+    except (IndexError, TypeError, ValueError) as error:
+        text = _in_one_line(error).rpartition("ValueError: ")[2]
+        raise DataError("class_weight", text, remedy="Yield (x, y, sample_weight) from x") from error
+
+
+def _is_sliced(model: Any, x: Any, y: Any, sample_weight: Any) -> bool:
+    """Return whether Keras slices the data, and so can read their examples in any order."""
+    if is_keras_2(model):
+        module = adapters_of_keras_2(keras_of(model))
+        return module.select_data_adapter(x, y).__name__ in _OF_ARRAYS_IN_KERAS_2
+    return are_arrays(keras_of(model), (x, y, sample_weight))
+
+
+def _is_raised_by_user(error: BaseException) -> bool:
+    """Return whether an error is from code of the user's, such as a PyDataset or a generator."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames}
+    return bool(packages.difference(_NOT_OF_USERS, sys.stdlib_module_names))
 
 
 def _adapted(
@@ -110,6 +185,7 @@ def _adapted(
     else:
         options |= {"sample_weight": sample_weight, "class_weight": class_weight}
         adapter = epoch_iterator(keras_of(model))(x, y=y, steps_per_epoch=steps, **options).data_adapter
+        restart_for_each_pass(adapter)
         dataset, count = adapter.get_tf_dataset(), adapter.num_batches
         if count is None and _has_hooks(model, x):
             count = tf.data.INFINITE_CARDINALITY
@@ -211,14 +287,14 @@ def hook_after_batches(model: Any, x: Any) -> Callable[[], None]:
     return x.on_epoch_end  # type: ignore[no-any-return]
 
 
-def _is_of_python(model: Any, x: Any) -> bool:
-    return hasattr(x, "__next__") or _has_hooks(model, x)
+def _is_of_several_workers(strategy: tf.distribute.Strategy) -> bool:
+    return has_mirrored_workers(strategy) and worker_count(strategy) > 1
 
 
 def _is_read_apart(strategy: tf.distribute.Strategy, arrays: Any) -> bool:
     """Return whether several processes read the arrays, each for itself."""
-    if has_mirrored_workers(strategy):
-        return worker_count(strategy) > 1
+    if _is_of_several_workers(strategy):
+        return True
     size = sum(getattr(part, "nbytes", 0) for part in tf.nest.flatten(arrays))
     return is_asynchronous(strategy) and size <= MOST_BYTES
 
@@ -237,13 +313,33 @@ def check_seeded(model: Any, x: Any, shuffle: bool | str) -> None:
         )
 
 
-def _shuffled(whole: tf.data.Dataset, batch_size: int, seed: int | None) -> tf.data.Dataset:
-    """Return shuffled batches; processes that `make_strategy` has connected draw the same seed."""
-    [arrays] = whole
+def _shuffled(
+    whole: tf.data.Dataset, batch_size: int, seed: int | None, *, is_within_batches: bool
+) -> tf.data.Dataset:
+    """Return shuffled batches; processes that `make_strategy` has connected draw the same seed.
+
+    The numbers of the rows are shuffled, so the arrays are not copied once more.
+    """
+    [arrays] = _with_none(whole)
+    count = length(arrays)
     if seed is None:
         seed = new_seed()
-    dataset = tf.data.Dataset.from_tensor_slices(arrays)
-    return dataset.shuffle(int(dataset.cardinality()), seed=seed).batch(batch_size)
+    if any(
+        isinstance(part, tf.SparseTensor) for part in tf.nest.flatten(arrays)
+    ):  # whose rows have no numbers
+        examples = tf.data.Dataset.from_tensor_slices(arrays)
+        return (examples if is_within_batches else examples.shuffle(count, seed=seed)).batch(batch_size)
+    numbers = tf.data.Dataset.range(count)
+    if is_within_batches:
+        rows = numbers.batch(batch_size).map(lambda batch: tf.random.shuffle(batch, seed=seed))
+    else:
+        rows = numbers.shuffle(count, seed=seed).batch(batch_size)
+
+    def gathered(batch: tf.Tensor, data: Any) -> Any:
+        return tf.nest.map_structure(lambda part: None if part is None else tf.gather(part, batch), data)
+
+    pairs = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat()))
+    return pairs.map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def new_seed() -> int:

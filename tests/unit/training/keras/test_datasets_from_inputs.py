@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import threading
 from contextlib import nullcontext
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,6 +17,7 @@ tf = pytest.importorskip("tensorflow")
 from tfdist.training.evaluate import evaluate  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras import datasets_from_inputs  # noqa: E402
+from tfdist.training.keras.datasets_from_inputs import made_data  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
 
 keras = tf.keras
@@ -209,3 +211,188 @@ def test_ragged_arrays_are_shuffled_where_several_processes_read_them(strategy, 
     assert found == {tuple(row.numpy()) for row in x}
     for rows, y in made_of:
         np.testing.assert_array_equal(rows.row_lengths(), y)
+
+
+if not IS_KERAS_2:
+
+    class Numbered(keras.utils.PyDataset):
+        """A batch for each index, which threads read ahead."""
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return np.full((2, 1), index, "float32"), np.zeros((2, 1), "float32")
+
+
+def number_model():
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones", trainable=False)]
+    )
+    model.compile("sgd", "mae")
+    return model
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 has no such data")
+def test_threads_of_a_py_dataset_begin_each_pass_and_end_with_the_call(strategy):
+    with strategy.scope():
+        model = number_model()
+    options = {"epochs": 3, "verbose": 0, "strategy": strategy}
+
+    tested = fit(
+        model,
+        np.ones((2, 1)),
+        np.ones((2, 1)),
+        validation_data=Numbered(workers=2),
+        validation_steps=2,
+        **options,
+    )
+    ahead = Numbered(workers=2, max_queue_size=2)
+    trained = fit(model, ahead, shuffle=False, steps_per_epoch=2, **options)
+
+    assert tested.history["val_loss"] == [0.5, 0.5, 0.5]
+    assert trained.history["loss"] == [0.5, 2.5, 4.5]
+    assert evaluate(model, ahead, steps=2, verbose=0, strategy=strategy) == 0.5
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("Worker_")]
+
+
+def test_batch_sized_chunks_are_shuffled_within_where_several_processes_read_them(strategy, monkeypatch):
+    monkeypatch.setattr(datasets_from_inputs, "_is_read_apart", lambda *_: True)
+    monkeypatch.setattr(datasets_from_inputs, "is_seeded", lambda: False)
+    numbers = np.arange(COUNT)
+
+    batches = [
+        x.numpy() for x, _ in made_data(made(), strategy, numbers, numbers, batch_size=BATCH, shuffle="batch")
+    ]
+
+    assert [sorted(batch.flatten()) for batch in batches] == [
+        list(range(start, min(start + BATCH, COUNT))) for start in range(0, COUNT, BATCH)
+    ]
+    assert np.concatenate(batches).flatten().tolist() != numbers.tolist()
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 takes no adapter")
+def test_an_adapter_of_keras_stays_as_it_is_where_several_workers_read_it(strategy, monkeypatch, caplog):
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    monkeypatch.setattr(datasets_from_inputs, "_is_of_several_workers", lambda _: True)
+    monkeypatch.setattr(datasets_from_inputs, "is_seeded", lambda: False)
+    x, y, _ = points()
+
+    [first, *_] = made_data(made(), strategy, ArrayDataAdapter(x, y, batch_size=BATCH), shuffle=True)
+
+    assert np.array_equal(first[0], x[:BATCH])
+    assert "the order of ArrayDataAdapter is not compared" in caplog.text
+
+
+class Mistaken(Part):
+    """Data with a mistake of the user's."""
+
+    def __getitem__(self, index):
+        return {"x": points()[0]}["y"] if index < 0 else [][index]
+
+
+def test_a_mistake_in_a_py_dataset_of_the_users_is_raised_as_it_is(strategy):
+    with pytest.raises(IndexError, match="list index out of range") as raised:
+        fit(made(), Mistaken(), verbose=0, strategy=strategy)
+
+    assert raised.traceback[-1].name == "__getitem__"
+
+
+def distributed(dataset):
+    return tf.distribute.MirroredStrategy(["/cpu:0"]).experimental_distribute_dataset(dataset)
+
+
+def test_refuses_to_predict_for_what_is_distributed_already(strategy):
+    with pytest.raises(DataError, match="is distributed already"):
+        predict(made(), distributed(batches_of(points()[0])), verbose=0, strategy=strategy)
+
+
+class Stopped(keras.callbacks.Callback):
+    """End what does not end by itself."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert batch < 50, "nobody stops this"
+
+    def on_test_batch_end(self, batch, logs=None):
+        assert batch < 50, "nobody stops this"
+
+
+def test_refuses_functions_whose_data_never_end(strategy):
+    with strategy.scope():
+        model = made()
+
+    def endless(context):
+        return batches_of(*points()[:2]).repeat()
+
+    for call, name in ((fit, "steps_per_epoch"), (evaluate, "steps")):
+        with pytest.raises(DataError, match=rf"never ends\. Pass {name},"):
+            call(model, endless, verbose=0, strategy=strategy, callbacks=[Stopped()])
+    with pytest.raises(DataError, match=r"never ends\. Pass validation_steps,"):
+        fit(
+            model,
+            batches_of(*points()[:2]),
+            validation_data=endless,
+            verbose=0,
+            strategy=strategy,
+            callbacks=[Stopped()],
+        )
+
+
+def batches_of(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        pytest.param(
+            lambda: batches_of(*points()),
+            {"class_weight": {0: 1.0, 1: 2.0}},
+            "sample_weight",
+            id="two weights",
+            marks=pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 multiplies them"),
+        ),
+        pytest.param(
+            lambda: tf.data.Dataset.zip(
+                (batches_of(points()[0]).map(lambda x: x[0]), batches_of(*points()[:2]))
+            ),
+            {"class_weight": {0: 1.0, 1: 2.0}},
+            "single output",
+            id="two targets",
+        ),
+        pytest.param(
+            lambda: distributed(batches_of(*points()[:2])),
+            {"class_weight": {0: 1.0}},
+            "class_weight: is not",
+            id="distributed",
+        ),
+        pytest.param(
+            lambda: lambda: batches_of(*points()[:2]), {}, "of one argument", id="without a context"
+        ),
+    ],
+)
+def test_refuses_in_one_line_data_sets_and_functions_that_do_not_fit(strategy, data, options, words):
+    with pytest.raises(DataError, match=words) as raised:
+        fit(made(), data(), verbose=0, strategy=strategy, **options)
+
+    assert "\n" not in str(raised.value)
+
+
+def test_refuses_a_generator_function_that_was_not_called(strategy):
+    def generate():
+        yield points()[:2]
+
+    with pytest.raises(DataError, match=r"Pass generate\(\)"):
+        fit(made(), generate, verbose=0, strategy=strategy)
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="arguments of Keras 2")
+def test_takes_the_arguments_of_keras_2_for_queues(strategy):
+    queue = {"workers": 2, "use_multiprocessing": False, "max_queue_size": 4}
+    with strategy.scope():
+        model = made()
+
+    assert fit(model, Part(), verbose=0, strategy=strategy, **queue).epoch == [0]
+    evaluate(model, Part(), verbose=0, strategy=strategy, **queue)
+    predict(model, Part(), verbose=0, strategy=strategy, **queue)
