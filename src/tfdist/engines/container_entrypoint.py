@@ -36,7 +36,12 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, exit_with_status, shown
 from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
-from tfdist.launcher.supervisor.process_tree import adopt_orphans, in_session
+from tfdist.launcher.supervisor.process_tree import (
+    adopt_orphans,
+    groups_in_sessions,
+    reap_child,
+    signal_sessions,
+)
 from tfdist.launcher.supervisor.restart_policy import SHORT_LIFETIME, Backoff
 from tfdist.trainer.run_folder import clear_failure, failure_file, write_failure
 from tfdist.transport.authentication import find_secret
@@ -203,20 +208,19 @@ class _RestartedCommand:
         if self._told is not None and status == -self._told:
             status = self._wait_for_rest(self._process.pid, status)
         self._send(signal.SIGKILL)  # to what it has left
+        self._process = None  # another process may get its number
         return 128 - status if status < 0 else status
 
     def _wait_for_rest(self, session: int, status: int) -> int:
         """Wait until the commands of a shell have ended which the signal itself has ended.
 
-        Such a shell does not wait for its commands, which save their work. Return the status of the last one
-        that the signal has not ended; the status of the shell if there is none.
+        Such a shell does not wait for its commands, which save their work. Return 138 if one of them ends with
+        that; the status of the shell otherwise.
         """
         while True:
-            is_empty = not in_session(session)
-            with contextlib.suppress(ChildProcessError):  # of another parent, or there was none
-                while (ended := os.waitpid(-session, os.WNOHANG))[0]:
-                    code = os.waitstatus_to_exitcode(ended[1])
-                    status = status if code == -(self._told or 0) else code
+            is_empty = not groups_in_sessions([session])
+            while ended := reap_child():
+                status = LOST if ended[1:] == (LOST, session) else status
             if is_empty:
                 return status
             time.sleep(_SECONDS_BETWEEN_REAPS)
@@ -243,8 +247,7 @@ class _RestartedCommand:
     def _send(self, number: int) -> None:
         """Send a signal to all processes of the command."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended, or changed user
-                os.killpg(self._process.pid, number)
+            signal_sessions([self._process.pid], signal.Signals(number))
 
 
 def _sagemaker_variables(environ: Mapping[str, str]) -> dict[str, str]:

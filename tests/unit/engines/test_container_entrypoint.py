@@ -269,17 +269,40 @@ time.sleep(99)
 """
 
 
-@pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_what_a_shell_script_runs_may_save_its_work(tmp_path, shell):
+@pytest.mark.parametrize(
+    ("shell", "script"),
+    [
+        ("sh", "{command}\necho not reached\n"),
+        ("bash", "{command}\necho not reached\n"),
+        # Timeout begins a process group.
+        ("bash", "timeout 600 {command} &\nwait\n"),
+        (
+            "bash",
+            "(trap 'exit 0' TERM; while :; do sleep 0.1; done) 2> /dev/null & timeout 600 {command} & wait\n",
+        ),
+    ],
+)
+def test_what_a_shell_script_runs_may_save_its_work(tmp_path, shell, script):
     (tmp_path / "train.py").write_text(SAVES)
-    script = tmp_path / "run.sh"
-    script.write_text(f"{sys.executable} {tmp_path}/train.py\necho not reached\n")
-    process = start(shell, str(script), TFDIST_RESTARTS="2")
+    path = tmp_path / "run.sh"
+    path.write_text(script.format(command=f"{sys.executable} {tmp_path}/train.py"))
+    process = start(shell, str(path), TFDIST_RESTARTS="2")
     while process.stdout.readline() != "up\n":
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors) == (138, "saved\n", "")
+
+
+def test_a_shell_script_that_a_signal_ends_has_not_succeeded(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("(trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done) 2> /dev/null & wait\n")
+    process = start("bash", str(path))
+    while process.stdout.readline() != "up\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (128 + signal.SIGTERM, "", "")
 
 
 def test_what_an_ended_command_has_left_is_killed():

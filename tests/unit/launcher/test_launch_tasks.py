@@ -179,6 +179,36 @@ def test_what_a_shell_script_runs_may_save_its_work(tmp_path):
     assert saved.exists()
 
 
+# Timeout begins a process group; its command may save when the launcher sends SIGTERM.
+GROUPS = {
+    "one-group": "{python} {code}\nstatus=$?\nexit $status\n",
+    "pipeline": "timeout 600 {python} {code} | cat\necho not reached\n",
+    "background": "timeout 600 {python} {code} &\nsleep 600\n",
+    "job-control": "set -m\n{python} {code} &\nwait\n",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the processes of a session")
+@pytest.mark.parametrize("script", GROUPS.values(), ids=GROUPS)
+def test_what_a_shell_script_saves_decides_its_status(tmp_path, script):
+    code = (
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        f"folder = Path({str(tmp_path)!r})\nsaved = folder / 'saved'\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), saved.touch(), sys.exit(138)))\n"
+        "Path(folder, 'ready').touch()\ntime.sleep(600)"
+    )
+    (tmp_path / "train.py").write_text(code)
+    path = tmp_path / "run.sh"
+    path.write_text(script.format(python=sys.executable, code=tmp_path / "train.py"))
+    shell = f"import os; os.execvp('bash', ['bash', {str(path)!r}])"
+    with started(driver(shell, tmp_path / "r", cluster={"workers": 1}, grace=10.0)) as launcher:
+        until((tmp_path / "ready").exists, "it trains")
+        launcher.send_signal(signal.SIGTERM)
+        shown, errors = launcher.communicate(timeout=SECONDS)
+    assert (launcher.returncode, (tmp_path / "saved").exists()) == (138, True), errors
+    assert b"had to be killed" not in shown
+
+
 def test_who_ignores_sigterm_is_killed(tmp_path):
     code = NAME + (
         "import signal, sys, time\nfrom pathlib import Path\n"

@@ -5,7 +5,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,49 @@ def in_session(leader: int) -> list[int]:
         return state != "Z" and int(session) == leader
 
     return _processes(is_in_it)
+
+
+def groups_in_sessions(leaders: Collection[int]) -> dict[int, set[int]]:
+    """Return the process groups of sessions, by session, as far as they have processes that are no zombies.
+
+    `timeout`, and a shell with `set -m`, begin groups of their own. There are none outside of Linux.
+    """
+    groups: defaultdict[int, set[int]] = defaultdict(set)
+
+    def note(pid: int) -> bool:
+        state, _, group, session, *_ = _stat(pid)
+        if state != "Z" and int(session) in leaders:
+            groups[int(session)].add(int(group))
+        return False
+
+    if leaders and sys.platform == "linux":
+        _processes(note)
+    return groups
+
+
+def signal_sessions(leaders: Collection[int], number: signal.Signals) -> None:
+    """Send a signal to all process groups in the sessions of these leaders."""
+    for group in set(leaders).union(*groups_in_sessions(leaders).values()):
+        # The group has ended, or all of it has changed its user.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+
+
+def reap_child() -> tuple[int, int, int] | None:
+    """Collect a child that has ended; return its pid, its exit code and, on Linux, its session.
+
+    Return None if none has ended.
+    """
+    pid, session = -1, 0
+    with contextlib.suppress(ChildProcessError):
+        if sys.platform == "linux":
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return None
+            pid, session = ended.si_pid, os.getsid(ended.si_pid)
+        pid, status = os.waitpid(pid, os.WNOHANG)
+        return (pid, os.waitstatus_to_exitcode(status), session) if pid else None
+    return None
 
 
 def with_variable(assignment: str) -> list[int]:

@@ -16,7 +16,16 @@ from .fork_server import ForkServer
 from .log_writer import LogWriter
 from .plan import SupervisorPlan, TaskPlan
 from .private_network import enter_private_network, why_no_private_network
-from .process_tree import adopt_orphans, children_of, die_with_parent, in_session, with_variable
+from .process_tree import (
+    adopt_orphans,
+    children_of,
+    die_with_parent,
+    groups_in_sessions,
+    in_session,
+    reap_child,
+    signal_sessions,
+    with_variable,
+)
 from .restart_policy import NEVER, RestartPolicy
 from .start_child import STOP_SIGNALS, start
 
@@ -48,7 +57,8 @@ class Supervisor:
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that this process adopted and killed
         self._is_sweeping = False
-        self._shells: list[int] = []  # tasks that SIGTERM has ended, but not yet all of their commands
+        # The exit codes of tasks that SIGTERM has ended, but maybe not all of their commands, by pid.
+        self._shells: dict[int, int] = {}
         self._received = heard
         self._wakeup_reader, ringer = os.pipe()
         for end in (self._wakeup_reader, ringer):
@@ -71,7 +81,7 @@ class Supervisor:
             self._open_fork_server()
         while should_run:
             self._policy.begin_round()
-            self._running, self._shells = {}, []
+            self._running, self._shells = {}, {}
             if self._settle_fork_server() and self._start(self._tasks):
                 self._watch()
             remaining = self._sweep()
@@ -207,21 +217,23 @@ class Supervisor:
     def _reap(self) -> None:
         """Collect the exit statuses of ended children, including adopted ones, and react to them."""
         exits = []
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, code = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if pid in self._running and self._has_ended_a_shell(pid, code):
-                    self._shells.append(pid)
-                elif pid in self._running:
-                    # Now: from here on, another process may get the number.
-                    exits.append((code, pid, self._running.pop(pid)))
-                elif pid == self._log_writer.pid:  # another process killed it
-                    self._log_writer.start(self._control)
-                elif pid not in self._helpers():
-                    self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
-        for pid in [pid for pid in self._shells if not in_session(pid)]:
-            self._shells.remove(pid)
-            exits.append((-signal.SIGTERM, pid, self._running.pop(pid)))
+        may_save = self._policy.is_ending and not self._is_sweeping
+        while ended := reap_child():
+            pid, code, session = ended
+            if pid in self._running and code == -signal.SIGTERM and may_save:
+                self._shells[pid] = code
+            elif pid in self._running:
+                # Now: from here on, another process may get the number.
+                exits.append((code, pid, self._running.pop(pid)))
+            elif pid == self._log_writer.pid:  # another process killed it
+                self._log_writer.start(self._control)
+            elif pid not in self._helpers():
+                self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
+                if session in self._shells and code == self._plan.lost:
+                    self._shells[session] = code  # all is saved
+        # A shell that SIGTERM ends does not wait for its commands, which save.
+        for pid in self._shells.keys() - groups_in_sessions(self._shells):
+            exits.append((self._shells.pop(pid), pid, self._running.pop(pid)))
         # Of tasks that end at the same time, one that a signal ended failed first; a lost one may name
         # another.
         for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan.lost)):
@@ -230,17 +242,8 @@ class Supervisor:
             if name in self._policy.restart_at:
                 self._kill_leftovers(name, pid)
 
-    def _has_ended_a_shell(self, pid: int, code: int) -> bool:
-        """Return whether SIGTERM has ended a shell, which does not wait for its commands: they save."""
-        if code != -signal.SIGTERM or not self._policy.is_ending or self._is_sweeping:
-            return False
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has left nothing
-            os.killpg(pid, 0)
-            return sys.platform == "linux" and bool(in_session(pid))
-        return False
-
     def _ask(self) -> None:
-        """Send SIGTERM to every task's process group, and set the time for SIGKILL."""
+        """Send SIGTERM to every process of the tasks' sessions, and set the time for SIGKILL."""
         if self._policy.begin_ending() and self._running:
             self._send_event(asked=list(self._running.values()), done=self._policy.is_lead_done)
             self._terminate(self._tasks)
@@ -256,11 +259,7 @@ class Supervisor:
 
     def _signal(self, number: signal.Signals, names: Iterable[str]) -> None:
         targets = set(names)
-        for pid in (pid for pid, name in self._running.items() if name in targets):
-            # The task's process group keeps that number until it is reaped. EPERM: all of the group has
-            # changed its user.
-            with contextlib.suppress(PermissionError):
-                os.killpg(pid, number)
+        signal_sessions([pid for pid, name in self._running.items() if name in targets], number)
 
     def _kill_leftovers(self, name: str, pid: int) -> None:
         """Kill what a lost task has left: it may occupy the memory or the port that the next one needs."""
