@@ -214,8 +214,8 @@ class _RestartedCommand:
     def _wait_for_rest(self, session: int, status: int) -> int:
         """Wait until the commands of a shell have ended which the signal itself has ended.
 
-        Such a shell does not wait for its commands, which save their work. Return 138 if one of them ends with
-        that; the status of the shell otherwise.
+        Such a shell does not wait for its commands, which save their work. Return 138 if one of them ends
+        with that; the status of the shell otherwise.
         """
         while True:
             is_empty = not groups_in_sessions([session])
