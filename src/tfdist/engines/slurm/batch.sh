@@ -42,7 +42,7 @@ run_task() {
 
 # All tasks of a node see all GPUs of the job there, unless an option gives each its own. As the launcher does,
 # divide them among the tasks that compute, and hide them from the others: TensorFlow allocates the whole memory
-# of what it sees.
+# of what it sees. Where none of them computes, the GPUs of the node are for these tasks.
 share_gpus() {
     if [ -z "${CUDA_VISIBLE_DEVICES:-}" ] || [ -z "${SLURM_GTIDS:-}" ] || [ $own_gpus ]; then return; fi
     if [ "${SLURM_GPUS_PER_TASK:-}${SLURM_NTASKS_PER_GPU:-}${SLURM_GPU_BIND:-}" ]; then return; fi
@@ -56,6 +56,7 @@ share_gpus() {
         if [ $rank = $SLURM_PROCID ]; then index=$count; fi
         count=$((count + 1))
     done
+    if [ $count = 0 ]; then return; fi
     if [ -z "$index" ]; then export CUDA_VISIBLE_DEVICES=-1; return; fi
     part=$((${#gpus[@]} / count))
     if [ $part = 0 ]; then part=1; export TF_FORCE_GPU_ALLOW_GROWTH=${TF_FORCE_GPU_ALLOW_GROWTH:-true}; fi
@@ -65,36 +66,45 @@ share_gpus() {
 
 on_signal() {
     told=$1 again=yes
-    if [ "$tracking" = cgroup ]; then kill -$1 -- -$! 2> /dev/null || kill -$1 $! 2> /dev/null; fi
+    if [ "$tracking" = cgroup ]; then signal_groups $1 || kill -$1 $! 2> /dev/null; fi
 }
 
 # The command has a session of its own, so that signals reach what a shell script runs. A shell that a signal
-# ends does not wait for its commands, which save their work. With proctrack/pgid, Slurm would lose it.
+# ends does not wait for its commands, which save their work. With proctrack/pgid, Slurm would lose it; so it
+# may where the tracking is unknown.
 run() {
     told_before=$told
     session=
-    if [ "$tracking" != pgid ]; then session=$(command -v setsid); fi
+    case "$tracking" in '' | pgid) ;; *) session=$(command -v setsid) ;; esac
     (trap - INT QUIT; exec $session "$@") <&0 &
     if [ "$told_before" ]; then kill -$told_before $!; fi
     while again=; wait $!; status=$?; [ "$again" ]; do :; done
     if [ -z "$session" ]; then return; fi
     if [ "$told" ] && is_signal $status; then
-        while group_lives $!; do sleep 0.2; done
+        while [ "$(groups_of $!)" ]; do sleep 0.2; done
     fi
-    kill -KILL -- -$! 2> /dev/null
+    signal_groups KILL
 }
 
-group_lives() {
-    local stat line
+# Fail if there are none: the command has no session of its own, or not yet.
+signal_groups() {
+    local group groups
+    groups=$(groups_of $!)
+    for group in $groups; do kill -$1 -- -$group 2> /dev/null; done
+    [ "$groups" ]
+}
+
+# The process groups of a session. A shell script may begin some, by timeout or set -m.
+groups_of() {
+    local leader=$1 stat line found=' '
     for stat in /proc/[0-9]*/stat; do
         if { read -r line < "$stat"; } 2> /dev/null; then
-            line=${line##*) }  # state, parent, group
-            case $line in Z*) continue ;; esac
-            line=${line#* * }
-            if [ "${line%% *}" = $1 ]; then return 0; fi
+            set -- ${line##*) }  # state, parent, group, session
+            if [ "$4" != $leader ] || [ $1 = Z ]; then continue; fi
+            case $found in *" $3 "*) ;; *) found="$found$3 " ;; esac
         fi
     done
-    return 1
+    echo $found
 }
 
 # Some tasks do not end with the others: an evaluator waits for the next checkpoint. The tasks that cannot do
@@ -144,7 +154,7 @@ tracking=${tracking#proctrack/}
 # Not --output=rank-%t.log: in heterogeneous jobs Slurm 22.05 leaves out numbers.
 task=(bash -c "
 $(declare -p run_dir ends tracking restart_status saved_step lead alone_ranks computing_ranks own_gpus threads)
-$(declare -f is_signal share_gpus run_task on_signal run group_lives)
+$(declare -f is_signal share_gpus run_task on_signal run signal_groups groups_of)
 run_task \"\$@\"" task "${command[@]}")
 
 if [ "$alone_ranks" ]; then

@@ -143,6 +143,8 @@ def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads,
         # Each task has its own.
         ("0", {"SLURM_GTIDS": "0,1,2,3", "SLURM_LOCALID": "0"}, {"gpus-per-task": "4"}, "0,1,2,3 -"),
         ("2", {"SLURM_GTIDS": "2,3", "SLURM_LOCALID": "0", "SLURM_GPUS_PER_TASK": "4"}, {}, "0,1,2,3 -"),
+        # None of the tasks on the node computes: these GPUs are theirs.
+        ("1", {"SLURM_GTIDS": "0,1", "SLURM_LOCALID": "1"}, {}, "0,1,2,3 -"),
         # There are none.
         ("2", {"SLURM_GTIDS": "2,3", "SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": ""}, {}, " -"),
     ],
@@ -326,8 +328,10 @@ def test_a_task_gets_a_signal_that_only_its_shell_has_got(tmp_path, tracking, pa
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("tracking", ["cgroup", "linuxproc"])
-def test_what_a_shell_script_runs_may_save_its_work(tmp_path, tracking):
+@pytest.mark.parametrize(
+    ("tracking", "prefix"), [("cgroup", ""), ("linuxproc", ""), ("cgroup", "timeout 600")]
+)
+def test_what_a_shell_script_runs_may_save_its_work(tmp_path, tracking, prefix):
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), print('saved', flush=True), sys.exit(138)))\n"
@@ -336,7 +340,7 @@ def test_what_a_shell_script_runs_may_save_its_work(tmp_path, tracking):
     )
     (tmp_path / "train.py").write_text(program)
     (tmp_path / "run.sh").write_text(
-        f"echo $$ > {tmp_path}/pid; {sys.executable} {tmp_path}/train.py\necho no\n"
+        f"echo $$ > {tmp_path}/pid; {prefix} {sys.executable} {tmp_path}/train.py\necho no\n"
     )
     script = Slurm().render(job("bash", str(tmp_path / "run.sh")), {})
     log = tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log"
@@ -351,6 +355,21 @@ def test_what_a_shell_script_runs_may_save_its_work(tmp_path, tracking):
     done = run(script, tmp_path, srun, scontrol=f'echo "ProctrackType = proctrack/{tracking}"')
     assert log.read_text() == "up\nsaved\n"
     assert done.returncode == 138
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "has_own"),
+    [
+        ("echo ProctrackType = proctrack/cgroup", True),
+        ("echo ProctrackType = proctrack/pgid", False),
+        ("exit 1", False),  # it may be pgid
+    ],
+)
+def test_a_command_has_a_session_of_its_own_unless_slurm_would_lose_it(tmp_path, scontrol, has_own):
+    script = Slurm().render(job(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())"), {})
+    done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', scontrol=scontrol)
+    assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{has_own}\n"
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
