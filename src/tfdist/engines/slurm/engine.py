@@ -14,7 +14,12 @@ from pathlib import Path
 from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import lines_of, state_of_array, state_of_exit_status
+from tfdist.engines.logs_and_exit_status import (
+    exit_status_path,
+    lines_of,
+    state_of_array,
+    state_of_exit_status,
+)
 from tfdist.engines.read_logs import until_end
 from tfdist.engines.slurm.script import batch_script
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
@@ -48,6 +53,7 @@ _VARIABLES = {
     "verbose": "DEBUG",
 }
 _EXCLUDING = ({"mem", "mem-per-cpu", "mem-per-gpu"}, {"requeue", "no-requeue"})  # options that do each other
+_CANCELLED = "cancelled"  # a mark in the folder of a run
 _OF_THE_SITE = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"}
 
 
@@ -65,6 +71,11 @@ class Slurm:
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the script to sbatch."""
         script = self.render(job, options)
+        if job.run:  # of the job whose run this one continues; the script itself may never begin
+            run_dir = job.run_dir("")
+            for earlier in (exit_status_path(run_dir), run_dir / _CANCELLED):
+                with contextlib.suppress(OSError):
+                    earlier.unlink(missing_ok=True)
         answer = _slurm("sbatch", "--parsable", text=script, environ=_environ_for(script))
         match = re.search(r"^(\d+)(?:;(\S+))?$", answer, re.MULTILINE)  # a site's own sbatch may say more
         if match is None:
@@ -126,7 +137,7 @@ def _state_of_files(submission: Submission) -> tuple[State, str]:
 
 
 def _cancelled(submission: Submission) -> Path:
-    return submission.run_dir / "cancelled"
+    return submission.run_dir / _CANCELLED
 
 
 class _NoSuchJobError(TfdistError, LookupError):

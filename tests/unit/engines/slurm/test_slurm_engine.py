@@ -1,5 +1,6 @@
 """What Slurm's commands answer, and what follows from it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,19 @@ def test_a_cancelled_job_stays_cancelled(forgotten, status):
         end(forgotten.run_dir, status)
         wanted = State.SUCCEEDED if status == 0 else wanted
     assert Slurm().state(forgotten)[0] is wanted
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_end_of_a_job_says_nothing_about_the_job_that_continues_its_run(
+    forgotten, monkeypatch, tmp_path, status
+):
+    Slurm().cancel(forgotten)
+    end(forgotten.run_dir, status)
+    known = slurm_module._slurm
+    monkeypatch.setattr(slurm_module, "_slurm", lambda *words, **_: known(*words) or "8\n")
+    later = Slurm().submit(replace(job(tmp_path), run=forgotten.run_dir.name), {})
+    assert later.run_dir == forgotten.run_dir
+    assert Slurm().state(later)[0] is State.UNKNOWN
 
 
 @pytest.mark.parametrize(
