@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
-from tfdist._utils.write_files import is_stream, local_path, path_or_address
+from tfdist._utils.write_files import is_stream, local_path, path_or_address, storage_errors
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError
@@ -87,7 +87,9 @@ def _writable(name: str, flag: str) -> Path:
         raise ConfigError(flag, f"there is no folder {folder}", remedy="Make it first")
     if is_folder(path):
         raise ConfigError(flag, expected="a file", received=f"the folder {path}")
-    if not is_stream(path) and not os.access(folder, os.W_OK):  # into a stream, nothing is renamed
+    with storage_errors(path):
+        is_renamed = not is_stream(path)
+    if is_renamed and not os.access(folder, os.W_OK):
         raise StorageError(
             f"{flag} {name}", "cannot be written: Permission denied", remedy="Name another folder"
         )

@@ -1,5 +1,6 @@
 """Paths that cannot be looked at, homes that do not exist, and a current folder that was removed: one line each."""
 
+import errno
 import os
 import pwd
 import sys
@@ -66,6 +67,22 @@ def removed_folder(tmp_path, monkeypatch):
 def test_a_path_that_cannot_be_looked_at_is_one_line(use, kind, text):
     with pytest.raises(kind, match=text):
         use()
+
+
+@pytest.mark.parametrize("number", [errno.ELOOP, errno.EACCES])  # root may look into all folders
+def test_an_output_that_cannot_be_looked_at_is_one_line(tmp_path, monkeypatch, number):
+    output = tmp_path / "output"
+    if number == errno.ELOOP:
+        output.symlink_to(output)
+    else:
+        monkeypatch.setattr(Path, "stat", _refuse)
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StorageError, match="cannot be written: "):
+        predict._writable(str(output), "--output")
+
+
+def _refuse(path, **_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def test_records_that_cannot_be_read_are_one_line(monkeypatch):
