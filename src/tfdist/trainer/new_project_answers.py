@@ -125,11 +125,20 @@ class Project:
         if self.package and (exists(here / self.package) or exists(here / f"{self.package}.py")):
             path, root = folder.resolve(), here.resolve()
             return replace(self, place=str(path.relative_to(root) if path.is_relative_to(root) else folder))
-        is_name = self.data in (*_LIKE_MNIST, *_LIKE_CIFAR) or self.data.startswith(("/", "~"))
-        if is_name or not exists(self.data):
+        if self.where in ("kubernetes", "ray") or not self._has_data_below(here):
             return self
         data = os.path.relpath(here.resolve() / self.data, folder.resolve())
         return replace(self, data=data if data.startswith("../") else f"./{data}")
+
+    def _has_data_below(self, here: Path) -> bool:
+        """Return whether the data are a path from a folder, not one from the root, or a name."""
+        if not self.data.startswith(("./", "../")):
+            sets = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
+            if exists(expanded_path(sets, "TFDS_DATA_DIR") / self.data):  # which comes before a folder here
+                return False
+            if self.data in (*_LIKE_MNIST, *_LIKE_CIFAR) or self.data.startswith(("/", "~")):
+                return False
+        return exists(here / self.data)
 
     @property
     def copied(self) -> list[str]:

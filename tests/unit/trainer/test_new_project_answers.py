@@ -206,6 +206,24 @@ def test_a_path_of_data_is_right_in_the_folder_of_the_project(folder, capsys, da
     assert f"cd {place}\n" in capsys.readouterr().out or place == "."
 
 
+@pytest.mark.parametrize(
+    ("where", "data", "expected"),
+    [
+        ("slurm", "./photos", "../photos"),
+        ("kubernetes", "./photos", "./photos"),  # in the image
+        ("ray", "./photos", "./photos"),  # of what is sent to the nodes
+        ("slurm", "photos", "../photos"),
+        ("slurm", "emnist", "emnist"),
+    ],
+)
+def test_a_path_of_other_machines_is_theirs(folder, tmp_path, monkeypatch, where, data, expected):
+    (folder / "emnist").mkdir()
+    (tmp_path / "sets" / "emnist").mkdir(parents=True)  # comes before a folder of that name
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    init.main(["mine"], data=data, where=where)
+    assert read_config(folder / "mine" / "train.yaml").config.data.name == expected
+
+
 @pytest.mark.parametrize("data", ["digits", "script"])
 @pytest.mark.parametrize("where", ["here", "slurm", "kubernetes"])
 def test_a_function_of_the_users_own_is_found_by_the_commands(folder, capsys, data, where):
