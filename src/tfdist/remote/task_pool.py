@@ -237,6 +237,8 @@ class Pool:
         lost = []
         for task in asked.keys() & running.keys():
             answer, run = answers[task], running[task]
+            if run is not asked[task]:  # the task may have been started again since
+                continue
             silent_for = run.silence.after(answer)
             if answer is False or silent_for > self._heartbeat_timeout:
                 # TensorFlow may take long to fail a call to a process that has ended.

@@ -28,6 +28,15 @@ def test_a_task_is_gone_once_nobody_listens_though_its_call_has_not_failed():
             pool.close()
 
 
+def test_an_answer_of_before_a_task_came_back_does_not_count():
+    pool = Pool({TASK: "localhost:1"}, 30.0, lambda tasks: None)
+    before, now = task_pool._Run(0), task_pool._Run(0)
+    assert pool._newly_lost({TASK: now}, {TASK: before}, {TASK: False}) == []
+    assert pool.tasks == (TASK,)
+    assert pool._newly_lost({TASK: now}, {TASK: now}, {TASK: False}) == [TASK]
+    pool.close()
+
+
 class ReturningAtTheEnd(list):
     """Tasks one of which comes back while the pool gives up, since no task is left."""
 
