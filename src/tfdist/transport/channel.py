@@ -88,6 +88,7 @@ class Channel:
             connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _SECONDS_BETWEEN_CHECKS, 0))
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._send_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._cause: BaseException | None = None  # the error that has cut the channel, if one did
         self._sender: threading.Thread | None = None
         self._sent_codecs, self._received_codecs = _SentCodecs(), dict[bytes, MessageCodec]()
         self._newest = 0  # the latest step that a thread has waited for
@@ -135,21 +136,34 @@ class Channel:
                 [memoryview(b"".join(_HEADER.pack(*header) for header in headers)), *pieces], why_lost
             )
 
-    def hand_over(self, manifest: Manifest, step: int, arrays: Sequence[Array], why_lost: WhyLost) -> None:
-        """Queue arrays to be sent in the order of the calls; do not wait until they are sent."""
+    def hand_over(
+        self,
+        manifest: Manifest,
+        step: int,
+        arrays: Sequence[Array],
+        why_lost: WhyLost,
+        on_error: Callable[[ExchangeError], None],
+    ) -> None:
+        """Queue arrays to be sent in the order of the calls; do not wait until they are sent.
+
+        If the sending fails and so cuts the channel, `on_error` gets the error in the thread that sends.
+        """
         if self.why_cut:
             raise ExchangeError(self.why_cut)
-        self._send_queue.put((manifest, step, arrays, why_lost))
+        self._send_queue.put((manifest, step, arrays, why_lost, on_error))
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_all, daemon=True)
             self._sender.start()
 
     def _send_all(self) -> None:
         while (message := self._send_queue.get()) is not None:
+            *arguments, on_error = message
             try:
-                self.send(*message)
+                self.send(*arguments)
             except ExchangeError as error:
                 _log.warning("a message was not sent: %s", error)
+                if error is self._cause:
+                    on_error(error)
                 return
 
     def begin(self, step: int) -> None:
@@ -228,6 +242,8 @@ class Channel:
         try:
             yield
         except BaseException as error:
+            if not self.why_cut:
+                self._cause = error
             self.cut(str(error))
             raise
 

@@ -156,9 +156,14 @@ class WorkerEndpoint(Endpoint):
     def hand_over(self, text: bytes, ticket: Array, *arrays: Array) -> Array:
         """Queue arrays for a server; return the ticket, with which the server waits for them."""
         manifest = read_manifest(text)
+
+        def on_error(error: ExchangeError) -> None:
+            with contextlib.suppress(ExchangeError), self._all_cut_on_error(manifest):
+                raise error
+
         with self._all_cut_on_error(manifest):
             channel, why_lost = self._channel_for(manifest, ticket)
-            channel.hand_over(manifest, int(ticket[2]), arrays, why_lost)
+            channel.hand_over(manifest, int(ticket[2]), arrays, why_lost, on_error)
         return ticket
 
     def receive(self, text: bytes, ticket: Array, *others: Array) -> list[Array]:

@@ -19,6 +19,7 @@ from tfdist.coordination.health_checks import answering_health_checks
 from tfdist.transport import shared_memory as shared
 from tfdist.transport import worker_and_ps_ends
 from tfdist.transport.authentication import Proofs
+from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, call
 from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, written_addresses
 
@@ -363,6 +364,23 @@ def test_an_asynchronous_worker_that_computes_notices_that_a_server_has_cut_it(c
     worker.close()
     worker._watch.join(20)
     assert ended == [(0, f"ps:0 at {cluster.address(('ps', 0))} is gone: the connection is broken")]
+
+
+def test_an_asynchronous_worker_ends_that_cannot_send_what_it_has_handed_over(cluster, ended, monkeypatch):
+    def write_all(channel, *_):
+        raise ExchangeError(f"{channel.name} takes nothing")
+
+    monkeypatch.setattr(Channel, "_write_all", write_all)
+    server = ServerEndpoint(cluster.with_task("ps", 0), SECRET)
+    worker, has_ended = WorkerEndpoint(cluster.with_task("worker", 0), SECRET), threading.Event()
+    worker._end_without = lambda server, why: ended.append((server, why)) or has_ended.set()
+    ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}))
+    gradient = np.zeros(3)
+    worker.hand_over(manifest(gradient, is_in_step=False, is_state=False), ticket, gradient)
+    assert has_ended.wait(20)
+    assert ended == [(0, f"ps:0 at {cluster.address(('ps', 0))} takes nothing")]
+    worker.close()
+    server.close()
 
 
 def test_an_asynchronous_worker_that_cannot_connect_to_a_server_that_is_there_ends(cluster, ended):
