@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -30,6 +31,7 @@ from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.trainer.sections.engine import KubernetesSection
 
 _SECONDS_BETWEEN_LOOKS = 2.0
+_OVERDUE = timedelta(minutes=5)  # more than clocks differ
 _LAST_LINES = 200
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
 _INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
@@ -237,8 +239,18 @@ def _has_pods(submission: Submission) -> bool:
     """Return whether pods of a job have not ended; False if the user may not ask."""
     with contextlib.suppress(ConfigError):
         pods = _list(submission, "pods", f"--selector={INSTANCE}={submission.handle.number}")
-        return any(pod["status"].get("phase") in ("Pending", "Running") for pod in pods)
+        return any(
+            pod["status"].get("phase") in ("Pending", "Running") and not _is_overdue(pod) for pod in pods
+        )
     return False
+
+
+def _is_overdue(pod: Object) -> bool:
+    """Return whether a deleted pod should have been gone for long: its node is, and its phase stays."""
+    if (deadline := pod["metadata"].get("deletionTimestamp")) is None:
+        return False
+    end = datetime.strptime(deadline, "%Y-%m-%dT%H:%M:%S%z")  # of the pod's grace
+    return datetime.now(timezone.utc) - end > _OVERDUE
 
 
 def _why_pending(submission: Submission) -> str:

@@ -490,17 +490,25 @@ def test_followed_logs_outlast_errors_of_kubectl(kubectl):
     assert len(calls) == 11
 
 
+ENDING = (State.RUNNING, "it was deleted, and its pods end")
+
+
 @pytest.mark.parametrize(
     ("pods", "state"),
     [
-        (["Succeeded", "Running"], (State.RUNNING, "it was deleted, and its pods end")),
-        (["Succeeded"], (State.CANCELLED, "it was deleted")),
-        (LOST, (State.CANCELLED, "it was deleted")),
+        ({"Succeeded": "2020-01-01T00:00:00Z", "Running": "2999-01-01T00:00:00Z"}, ENDING),
+        ({"Running": None}, ENDING),
+        ({"Running": "2020-01-01T00:00:00Z"}, (State.CANCELLED, "it was deleted")),  # its node is gone
+        ({"Succeeded": None}, (State.CANCELLED, "it was deleted")),
+        (None, (State.CANCELLED, "it was deleted")),
     ],
 )
 def test_a_deleted_job_ends_with_its_pods(kubectl, pods, state):
-    answer = pods if pods is LOST else json.dumps({"items": [{"status": {"phase": phase}} for phase in pods]})
-    kubectl("", answer)
+    items = [
+        {"metadata": {"deletionTimestamp": deadline} if deadline else {}, "status": {"phase": phase}}
+        for phase, deadline in (pods or {}).items()
+    ]
+    kubectl("", LOST if pods is None else json.dumps({"items": items}))
     submission = Submission(
         Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), ("chief:0",), "tfdist submit"
     )
