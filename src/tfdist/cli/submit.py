@@ -25,7 +25,8 @@ def main(command: Sequence[str], **flags: Any) -> None:
     if handle := earlier_handle(flags.get("resume") or ""):
         _check_has_ended(engine, find_submission(handle))
     is_folder = job.run and not job.address and not getattr(engine, "places_runs", False)
-    if is_folder and not exists(run_dir := job.run_dir("")):
+    has_runs_in_volume = getattr(engine, "has_runs_in_volume", lambda *_: False)
+    if is_folder and not has_runs_in_volume(job, options) and not exists(run_dir := job.run_dir("")):
         print(f"tfdist: --resume: {run_dir} does not exist on this machine", file=sys.stderr)
     submission = engine.submit(job, options)
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import find_engine as engines
+from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.logs_and_exit_status import progress_path
 from tfdist.engines.submitted_jobs import find_submission
@@ -94,7 +95,7 @@ def test_an_address_of_an_object_store_is_for_engines_that_take_one(queue, confi
         submit.main(["queue", "a_script"], run_dir="gs://b/x")
 
 
-def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, capsys):
+def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, capsys, monkeypatch):
     submit.main(["queue"], config=str(config), run_dir="other")
     with pytest.raises(ConfigError, match=r"^--resume: queue://here/7 is running \(it runs\)"):
         submit.main(["queue"], config=str(config), resume="queue://here/7")
@@ -104,6 +105,10 @@ def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, caps
     job, _ = queue.jobs[-1]
     assert job.run_dir("8") == tmp_path / "other" / "a-b-7"
     assert f"{tmp_path}/other/a-b-7 does not exist on this machine" in capsys.readouterr().err
+    with monkeypatch.context() as compose:
+        compose.setattr(queue, "has_runs_in_volume", Compose().has_runs_in_volume, raising=False)
+        submit.main(["queue"], config=str(config), resume="queue://here/7", option=["runs=volume"])
+        assert capsys.readouterr().err == ""
     with pytest.raises(ConfigError, match=r"^slurm://x/1: was not submitted"):
         submit.main(["slurm"], config=str(config), resume="slurm://x/1")
     with pytest.raises(ConfigError, match=r"^--resume: expected a job of slurm, received 'queue://here/7'"):

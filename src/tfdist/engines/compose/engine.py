@@ -48,6 +48,10 @@ class Compose:
         """Return the file for Compose."""
         return compose_file(job_with_options(job, options))
 
+    def has_runs_in_volume(self, job: Job, options: Mapping[str, str]) -> bool:
+        """Return whether the folder of a run is in a volume, where this machine does not see it."""
+        return job_with_options(job, options).section.compose.runs is not None
+
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Start the containers."""
         job = job_with_options(job, options)
