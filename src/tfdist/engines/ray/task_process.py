@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, BinaryIO
 
 
@@ -50,33 +51,46 @@ def main() -> None:
     os._exit(0)  # the thread that reads commands would hold standard input at the interpreter's end
 
 
-def _wait_for_rest(group: int, seconds: float) -> None:
+def _wait_for_rest(session: int, seconds: float) -> None:
     """Wait for what a shell script runs: a shell that SIGTERM ends does not, and its commands save."""
     deadline = time.monotonic() + seconds
-    while _signal(group, 0) and time.monotonic() < deadline:
+    while _signal(session, 0) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
-def _follow(commands: BinaryIO, group: int, grace: float, is_told: threading.Event) -> None:
+def _follow(commands: BinaryIO, session: int, grace: float, is_told: threading.Event) -> None:
     """End the task when that is asked for; kill it when nobody can ask any more."""
     for line in commands:
         if line.strip() == b"end" and not is_told.is_set():
             is_told.set()
-            _signal(group, signal.SIGTERM)
-            timer = threading.Timer(grace, _signal, (group, signal.SIGKILL))
+            _signal(session, signal.SIGTERM)
+            timer = threading.Timer(grace, _signal, (session, signal.SIGKILL))
             timer.daemon = True
             timer.start()
     if not is_told.is_set():
-        _signal(group, signal.SIGKILL)
+        _signal(session, signal.SIGKILL)
 
 
-def _signal(group: int, number: int) -> bool:
-    """Send a signal to a process group; return whether it has processes."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
+def _signal(session: int, number: int) -> bool:
+    """Send a signal to all process groups of a session; return whether it has processes."""
+    has_processes = False
+    for group in {session, *_groups_in(session)}:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+            has_processes = True
+    return has_processes
+
+
+def _groups_in(session: int) -> set[int]:
+    """Return the process groups of a session, of which `timeout` in a shell script begins one."""
+    groups = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has ended
+            # pid (name) state parent group session …
+            words = path.read_text("ascii", "replace").rpartition(")")[2].split()
+            if words[0] != "Z" and int(words[3]) == session:
+                groups.add(int(words[2]))
+    return groups
 
 
 def _tell(**event: Any) -> None:

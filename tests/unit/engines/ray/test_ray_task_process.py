@@ -72,9 +72,10 @@ def test_a_task_that_is_told_to_end_saves_its_work_though_nobody_waits(start, tm
     assert (tmp_path / "log").read_text() == "up\nsaved\n"
 
 
-def test_what_a_shell_script_runs_may_save_its_work(start, tmp_path):
+@pytest.mark.parametrize("prefix", ["", "timeout 600 "])  # timeout begins a process group
+def test_what_a_shell_script_runs_may_save_its_work(start, tmp_path, prefix):
     (tmp_path / "train.py").write_text(SAVES)
-    (tmp_path / "run.sh").write_text(f"{sys.executable} -u {tmp_path}/train.py\necho not reached\n")
+    (tmp_path / "run.sh").write_text(f"{prefix}{sys.executable} -u {tmp_path}/train.py\necho not reached\n")
     process, _ = start("", command=["bash", str(tmp_path / "run.sh")])
     until(lambda: (tmp_path / "log").read_text() == "up\n")
     end(process)
