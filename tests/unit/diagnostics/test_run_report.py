@@ -534,11 +534,12 @@ def test_a_run_that_a_launcher_began_and_one_process_has_finished_is_done(tmp_pa
     after = [Configured(config={}), alone, PhaseBegun(phase="training"), Progressed(step=40, steps=40)]
     events = [*events[: last + 1], *([] if is_killed else [stopped]), *after]
     for second, event in enumerate(events):
-        event.time = 1.8e9 + second
+        event.time = 1.8e9 + second + (3600.0 if event in after else 0.0)
     results = {"steps": 40, "data": "digits", "test_accuracy": 0.8}
     facts = read_run(write_run(tmp_path / "running", events, results))
     assert (facts.problem, facts.results) == (None, None)
-    ended = RunEnded(time=1.8e9 + len(events), seconds=4.0, problem="")
+    assert facts.seconds == len(events) - 2  # without the hour between the two starts
+    ended = RunEnded(time=1.8e9 + 3600 + len(events), seconds=4.0, problem="")
     facts = read_run(write_run(tmp_path / "done", [*events, ended], results))
     assert facts.problem == ""
     assert facts.results.steps == 40

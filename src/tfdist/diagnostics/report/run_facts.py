@@ -210,11 +210,16 @@ def _running_seconds(events: Sequence[AnyEvent]) -> list[float]:
 
 def _have_launcher(events: Sequence[AnyEvent]) -> list[bool]:
     """Return for each event whether a launcher ran the run then; one process may continue what it began."""
+    # A launcher that was killed says nothing at its end; a process alone records what was typed.
+    starts, is_alone = [False] * len(events), False
+    for index, event in reversed([*enumerate(events)]):
+        if isinstance(event, RunStarted):
+            starts[index] = is_alone = bool(event.command)
+        elif isinstance(event, Configured):  # comes first
+            starts[index], is_alone = is_alone, False
     is_launched, of_events = False, []
-    for event in events:
-        # A launcher that was killed says nothing at its end; a process alone records what was typed.
-        is_alone = isinstance(event, RunStarted) and bool(event.command)
-        is_launched = isinstance(event, LaunchStarted) or (is_launched and not is_alone)
+    for event, starts_alone in zip(events, starts, strict=True):
+        is_launched = isinstance(event, LaunchStarted) or (is_launched and not starts_alone)
         of_events.append(is_launched)
         is_launched = is_launched and not isinstance(event, LaunchEnded)
     return of_events
