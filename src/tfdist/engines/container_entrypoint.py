@@ -35,6 +35,7 @@ from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.errors import LOST, ConfigError, exit_with_status, shown
+from tfdist.launcher.environment import ENGINE
 from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.process_tree import (
     adopt_orphans,
@@ -83,7 +84,7 @@ def config_variables(job: Job) -> dict[str, str]:
 
 def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command until it has ended for good; return its exit status."""
-    environ = {**_sagemaker_variables(environ), **environ}
+    environ = {**_sagemaker_variables(environ), **environ, ENGINE: "1"}
     if not command:
         raise ConfigError("tfdist.engines.container_entrypoint", "needs a command")
     clear_failure(environ)

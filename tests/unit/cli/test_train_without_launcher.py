@@ -37,9 +37,16 @@ def _threads():
 
 @pytest.mark.parametrize(
     ("section", "environ", "threads"),
-    [("{threads: 3}", {}, "3"), ("{}", {}, "7"), ("{threads: 3}", {"TFDIST_LAUNCH": "x"}, "7")],
+    [
+        ("{threads: 3}", {}, "3"),
+        ("{}", {}, "7"),
+        ("{threads: 3}", {"TFDIST_LAUNCH": "x"}, "7"),
+        ("{threads: 3}", {"TFDIST_ENGINE": "1"}, "7"),
+    ],
 )
-def test_it_has_the_threads_of_the_config_unless_a_launcher_has_set_them(trained, section, environ, threads):
+def test_it_has_the_threads_of_the_config_unless_a_launcher_or_an_engine_has_set_them(
+    trained, section, environ, threads
+):
     assert trained(section, **environ) == (threads, threads)
 
 

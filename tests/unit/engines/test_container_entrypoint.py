@@ -145,7 +145,7 @@ def test_the_chief_alone_writes_its_progress_into_the_run(tmp_path, monkeypatch,
     tf_config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": task, "index": 0}}
     saved = tmp_path / "new" / "logs" / "saved_step"
     variables = {"TFDIST_SAVED_STEP_FILE": str(saved), "TF_CONFIG": json.dumps(tf_config)}
-    code = "import os; print(os.environ.get('TFDIST_PROGRESS_FILE'))"
+    code = "import os; print(os.environ.get('TFDIST_PROGRESS_FILE')); assert os.environ['TFDIST_ENGINE']"
     assert main([sys.executable, "-c", code], {**os.environ, **variables}) == 0
     assert capfd.readouterr().out == (f"{saved.with_name('progress.json')}\n" if has_file else "None\n")
     assert saved.parent.is_dir() == has_file

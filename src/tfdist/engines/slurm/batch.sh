@@ -14,6 +14,7 @@ run_task() {
     told=
     for name in TERM INT HUP USR1 USR2; do trap "on_signal $name" $name; done
     : > "$ends/$SLURM_PROCID.started"
+    export TFDIST_ENGINE=1
     threads=${threads:-${SLURM_CPUS_PER_TASK:-}}
     if [ $threads ]; then
         export TF_NUM_INTRAOP_THREADS=${TF_NUM_INTRAOP_THREADS:-$threads}

@@ -120,11 +120,11 @@ def test_a_component_gets_its_own_cores_for_each_task():
     ],
 )
 def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads, variables, wanted):
-    command = ["bash", "-c", "echo ${OMP_NUM_THREADS:--},${TF_NUM_INTRAOP_THREADS:--}"]
+    command = ["bash", "-c", "echo ${OMP_NUM_THREADS:--},${TF_NUM_INTRAOP_THREADS:--},$TFDIST_ENGINE"]
     script = Slurm().render(replace(job(*command), threads=threads), {})
     done = run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', **variables)
     assert done.returncode == 0
-    assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{wanted}\n"
+    assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{wanted},1\n"
 
 
 @pytest.mark.parametrize(
