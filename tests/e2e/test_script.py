@@ -1,5 +1,6 @@
 """A script with `tfdist.start()` at its head, as its author runs it: alone and by `tfdist launch`."""
 
+import contextlib
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from commands import script_forked
+from commands import SECONDS, script_forked
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.report.page import write_page
 
@@ -95,29 +96,40 @@ def test_two_machines_by_hand_are_started_as_the_page_says(tmp_path):
     (tmp_path / "cluster.yaml").write_text(config)
     _written(tmp_path, _script_of("docs/script.md"))
     secret, task, check, script = re.findall(r"\n\n((?:    .+\n)+)", section)
-    _typed(re.sub("scp .*", "", secret), tmp_path).communicate(timeout=60)
+    assert _typed([re.sub("scp .*", "", secret)], tmp_path) == [(0, "")]
     assert (tmp_path / "tfdist.secret").stat().st_mode & 0o777 == 0o600
     for commands, wanted in ((check, "ok       secret"), (script, "")):
-        shells = [
-            _typed(task.replace("worker:0", f"worker:{index}") + commands, tmp_path) for index in range(2)
-        ]
-        for shell in shells:
-            output, errors = shell.communicate(timeout=300)
-            assert shell.returncode == 0, output + errors
+        tasks = [task.replace("worker:0", f"worker:{index}") for index in range(2)]
+        for status, output in _typed([task + commands for task in tasks], tmp_path):
+            assert status == 0, output
             assert wanted in output
     assert (tmp_path / "model.keras").exists()
 
 
-def _typed(commands, folder):
+def _typed(texts, folder):
+    """Return the status and the output of shells that run at the same time; none of their processes stays."""
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.Popen(
-        ["bash", "-euc", commands],
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    outputs = [folder / f"output-{index}" for index in range(len(texts))]
+    shells = []
+    try:
+        for text, output in zip(texts, outputs, strict=True):
+            with output.open("w") as file:
+                shell = subprocess.Popen(
+                    ["bash", "-euc", text],
+                    cwd=folder,
+                    env=environ,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            shells.append(shell)
+        statuses = [shell.wait(SECONDS) for shell in shells]
+    finally:
+        for shell in shells:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    return [(status, output.read_text()) for status, output in zip(statuses, outputs, strict=True)]
 
 
 def test_mirrored_workers_share_a_script_and_end_at_once_on_ctrl_c(tmp_path):
