@@ -80,6 +80,7 @@ run() {
     (trap - INT QUIT; exec $session "$@") <&0 &
     if [ "$told_before" ]; then kill -$told_before $!; fi
     while again=; wait $!; status=$?; [ "$again" ]; do :; done
+    if [ $status -lt 0 ]; then status=143; fi  # so bash tells if the command ends while a signal interrupts it
     if [ -z "$session" ]; then return; fi
     if [ "$told" ] && is_signal $status; then
         while [ "$(groups_of $!)" ]; do sleep 0.2; done
