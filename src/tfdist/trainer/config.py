@@ -227,8 +227,7 @@ def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings)
         ]
         lines += ["", f"    {settings.command()}"]
     else:
-        without = "without it, tensors travel over TensorFlow's slower gRPC"
-        lines.append(f"Set the same {SECRET} for all of them first: {without}.")
+        lines += _hint_at_secret(cluster, settings.config.communication)
     for task in tasks:
         host, port = split_address(cluster.address(task)) if cluster.size(task.type) else ("any host", None)
         on = host if port is None else f"{host}, port {port}"
@@ -236,3 +235,13 @@ def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings)
         if not cluster.is_on_ports_of_ours:
             lines.append(f"    {settings.command(task)}")
     return "\n".join(lines)
+
+
+def _hint_at_secret(cluster: ClusterConfig, communication: CommunicationOptions) -> list[str]:
+    """Return the line that asks for a secret; none where it has no effect."""
+    exchanging = [task for task in cluster.tasks() if task.type != "evaluator"]
+    if len(exchanging) < 2 or not communication.may_use_tcp(on_gpus=False):
+        return []
+    slower = "tensors travel over TensorFlow's slower gRPC"
+    without = "the tasks end with status 2" if communication.needs_tcp else slower
+    return [f"Set the same {SECRET} for all of them first: without it, {without}."]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import python, tfdist
+from tfdist.cli.plan import main
 
 HOSTS = "cluster:\n  chief: [10.0.0.1:2222]\n  worker: [10.0.0.2:2222, 10.0.0.3:2222]\n  ps: ['[::4]:2222']\n"
 
@@ -41,6 +42,24 @@ def test_it_prints_each_task_with_its_tf_config_and_command(config):
         "--task",
         "ps:0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "communication", "without"),
+    [
+        (2, "{}", "tensors travel over TensorFlow's slower gRPC."),
+        (2, "{implementation: tcp}", "the tasks end with status 2."),
+        (2, "{encryption: tls}", "the tasks end with status 2."),
+        (2, "{implementation: ring}", None),
+        (1, "{}", None),
+    ],
+)
+def test_it_asks_for_a_secret_where_one_has_an_effect(tmp_path, capsys, workers, communication, without):
+    addresses = [f"10.0.0.{host}:2222" for host in range(workers)]
+    (tmp_path / "x.yaml").write_text(f"cluster: {{worker: {addresses}}}\ncommunication: {communication}")
+    main(str(tmp_path / "x.yaml"))
+    _, asked, after = capsys.readouterr().out.partition("Set the same TFDIST_SECRET for all of them first: ")
+    assert (after.splitlines()[0] if asked else None) == (without and f"without it, {without}")
 
 
 def test_a_shell_evaluates_the_export(config):
