@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist._utils.write_files import write_json
-from tfdist.errors import ConfigError, shown
+from tfdist.errors import ConfigError, StorageError, shown
 from tfdist.launcher.environment import START
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.model_and_datasets import total_steps
@@ -265,7 +265,10 @@ def note_best(file: Path, step: int, results: Mapping[str, float]) -> None:
     """Write the step of a checkpoint to a file if it is the best so far, for the chief, which keeps it."""
     accuracy = results.get("accuracy", 0.0)
     if accuracy >= _read_best(file).accuracy:
-        write_json(file, msgspec.to_builtins(_Best(step, accuracy)))
+        try:
+            write_json(file, msgspec.to_builtins(_Best(step, accuracy)))
+        except StorageError as error:  # the evaluator may only read the folder
+            _log.warning("step %d: the chief is not told that this is the best so far: %s", step, error)
 
 
 def _best_step(file: Path) -> int:

@@ -112,7 +112,7 @@ def test_a_checkpoint_has_the_seconds_of_all_starts(tmp_path, cache, monkeypatch
         assert manager.seconds_before == before
 
 
-def test_the_best_checkpoint_of_an_evaluator_is_kept(tmp_path, cache):
+def test_the_best_checkpoint_of_an_evaluator_is_kept(tmp_path, cache, caplog):
     text = "cluster: {chief: 1, worker: 1, ps: 1, evaluator: 1}\ncheckpoint: {keep: 1}"
     manager = manager_of(tmp_path, text, cache)
     best = RunFolder.at(tmp_path).best_file
@@ -120,6 +120,8 @@ def test_the_best_checkpoint_of_an_evaluator_is_kept(tmp_path, cache):
         manager.save(step, {"a": np.zeros(2)}, {})
         note_best(best, step, {"accuracy": accuracy})
     assert list_steps(tmp_path / "checkpoints") == [4, 8]
+    note_best(tmp_path / "x.yaml" / "best", 8, {"accuracy": 1.0})  # cannot be written
+    assert "step 8: the chief is not told that this is the best so far" in caplog.text
     best.write_text("damaged")
     manager.save(10, {"a": np.zeros(2)}, {})
     assert list_steps(tmp_path / "checkpoints") == [10]
