@@ -133,6 +133,9 @@ def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
     handle = earlier_handle(text)
     if handle is None:
         runs, _, name = text.rstrip("/").rpartition("/")
+        if runs and run_dir and _whole(runs) != _whole(run_dir):
+            problem = f"is {shown(run_dir)}, but --resume is in {shown(runs)}"
+            raise ConfigError("--run_dir", problem, remedy="Leave it out")
     else:
         if handle.engine != engine.name:
             expected, remedy = f"a job of {engine.name}", "Name the folder of the run instead"
@@ -145,6 +148,11 @@ def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
         expected = "a handle, or the folder of a run, such as runs/cifar-123"
         raise ConfigError("--resume", expected=expected, received=shown(text))
     return _EarlierRun(name, run_dir or runs or None)
+
+
+def _whole(runs: str) -> str:
+    place = path_or_address(runs, "--run_dir")
+    return place if isinstance(place, str) else str(absolute_path(place, "--run_dir"))
 
 
 def earlier_handle(text: str) -> Handle | None:

@@ -27,6 +27,8 @@ def main(command: Sequence[str], **flags: Any) -> None:
     is_folder = job.run and not job.address and not getattr(engine, "places_runs", False)
     has_runs_in_volume = getattr(engine, "has_runs_in_volume", lambda *_: False)
     if is_folder and not has_runs_in_volume(job, options) and not exists(run_dir := job.run_dir("")):
+        if engine.name == "local":
+            raise ConfigError("--resume", f"{run_dir} does not exist")
         print(f"tfdist: --resume: {run_dir} does not exist on this machine", file=sys.stderr)
     submission = engine.submit(job, options)
     try:

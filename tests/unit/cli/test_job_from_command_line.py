@@ -118,8 +118,15 @@ def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, caps
 def test_a_run_is_resumed_by_its_folder_or_address(queue, config, tmp_path, monkeypatch, capsys):
     (tmp_path / "runs" / "a-3").mkdir(parents=True)
     for text in ("runs/a-3", f"{tmp_path}/runs/a-3/", "a-3"):
-        submit.main(["queue"], config=str(config), resume=text)
-        assert queue.jobs[-1][0].run_dir("8") == tmp_path / "runs" / "a-3"
+        for run_dir in (None, "runs"):
+            submit.main(["queue"], config=str(config), resume=text, run_dir=run_dir)
+            assert queue.jobs[-1][0].run_dir("8") == tmp_path / "runs" / "a-3"
+    with pytest.raises(
+        ConfigError, match=r"^--run_dir: is 'other', but --resume is in 'runs'\. Leave it out"
+    ):
+        submit.main(["queue"], config=str(config), resume="runs/a-3", run_dir="other")
+    with pytest.raises(ConfigError, match=r"^--resume: .*/runs/a-4 does not exist$"):
+        submit.main(["local"], config=str(config), resume="runs/a-4")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(queue, "takes_addresses", True, raising=False)
     submit.main(["queue"], config=str(config), resume="gs://b/x/a-3")
