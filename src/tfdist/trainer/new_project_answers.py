@@ -1,5 +1,6 @@
 """Decide what a new project is: the answers of `tfdist init`, their defaults, and the next commands."""
 
+import json
 import os
 import re
 import shlex
@@ -118,14 +119,23 @@ class Project:
 
         A function that is found from the current folder is not found from another one, so the commands are
         to be typed here. Data have another path from there.
+
+        Raises:
+            ConfigError: The tasks cannot get a script from there.
         """
         here = current_folder()
         if here is None or folder.resolve() == here.resolve():
             return self
+        gets_copies = self.where in ("kubernetes", "ray")  # in an image, or of the current folder
         if self.package and (exists(here / self.package) or exists(here / f"{self.package}.py")):
             path, root = folder.resolve(), here.resolve()
-            return replace(self, place=str(path.relative_to(root) if path.is_relative_to(root) else folder))
-        if self.where in ("kubernetes", "ray") or not self._has_data_below(here):
+            if path.is_relative_to(root):
+                return replace(self, place=str(path.relative_to(root)))
+            if self.is_script and gets_copies:
+                problem = f"with {self.where}, tasks get only what is in the current folder"
+                raise ConfigError(str(folder), problem, remedy="Name a folder in it")
+            return replace(self, place=str(folder))
+        if gets_copies or not self._has_data_below(here):
             return self
         data = os.path.relpath(here.resolve() / self.data, folder.resolve())
         return replace(self, data=data if data.startswith("../") else f"./{data}")
@@ -208,10 +218,9 @@ class Project:
 
     def _image_commands(self) -> list[str]:
         config = "" if self.is_script else f" --config {self.path('train.yaml')}"
-        copied = [f"COPY {name} /app/{name}" for name in self.copied]
-        if self.is_script:
-            script = f"{self.place}/script.py"
-            copied = [*copied, f"COPY {script} /app/{script}"] if self.place else ["COPY *.py /app/"]
+        names = [*self.copied, f"{self.place}/script.py"]
+        copied = [f"COPY {json.dumps([name, f'/app/{name}'], ensure_ascii=False)}" for name in names]
+        copied = copied if self.place else ["COPY *.py /app/"]
         return [
             f"tfdist render dockerfile{config} -o Dockerfile",
             *(f"echo {shlex.quote(line)} >> Dockerfile" for line in copied if self.is_script),

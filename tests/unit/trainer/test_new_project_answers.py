@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import shlex
 
 import pytest
@@ -236,13 +237,23 @@ def test_a_function_of_the_users_own_is_found_by_the_commands(folder, capsys, da
     if data == "script":
         script = ["env", "PYTHONPATH=.", "python", "my project/script.py"]
         assert commands[-1][-4:] == script
-        assert (
-            where != "kubernetes"
-            or ["echo", "COPY my_package /app/my_package", ">>", "Dockerfile"] in commands
-        )
+        copies = [["my_package", "/app/my_package"], ["my project/script.py", "/app/my project/script.py"]]
+        for copy in copies if where == "kubernetes" else []:
+            assert ["echo", f"COPY {json.dumps(copy)}", ">>", "Dockerfile"] in commands
         return
     places = [command[command.index("--config") + 1] for command in commands if "--config" in command]
     assert set(places) == {"my project/train.yaml"}
     config = read_config(folder / places[0]).config
     assert config.model.name == "my_package.net:make"
     assert config.engine.dockerfile.copy == (["my_package"] if where == "kubernetes" else [])
+
+
+@pytest.mark.parametrize("where", ["kubernetes", "ray"])
+def test_a_script_that_the_tasks_cannot_get_is_refused(folder, monkeypatch, where):
+    (folder / "here" / "my_package").mkdir(parents=True)
+    monkeypatch.chdir(folder / "here")
+    with pytest.raises(
+        ConfigError, match=rf"^\.\./x: with {where}, tasks get only what is in the current folder"
+    ):
+        init.main(["../x"], data="script", where=where, model="my_package.net:make")
+    assert not (folder / "x").exists()
