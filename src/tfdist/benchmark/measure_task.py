@@ -53,7 +53,7 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
     with Watcher(cluster, heartbeat_timeout=heartbeat_timeout), naming_lost_tasks("bench", strategy):
         data = open_data(**config.data.wanted())
         model = initial_model(config, data, strategy)
-        session = Session(model, strategy, Batches.of(config, data, model).train)
+        session = Session(model, strategy, Batches.of(config, data, model, strategy).train)
         workers = cluster.size("worker") if is_asynchronous(strategy) else 0
         calls = steps_per_call(config, data, model, workers=workers)
         loop = _Loop(session, strategy, config, cluster, workers or 1, calls)

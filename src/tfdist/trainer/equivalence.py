@@ -49,7 +49,7 @@ def record(
     model = initial_model(config, data, strategy)
     _switch_dropout_off(model)
     _check_normalization(model)
-    recorder, of_config = _Recorder(), Batches.of(config, data, model)
+    recorder, of_config = _Recorder(), Batches.of(config, data, model, strategy)
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = of_config.train(context)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.keras_versions import build_for
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.datasets.open_data import Data, DataRequest
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
@@ -148,11 +149,15 @@ class Batches:
     config: Config
     data: Data
     one_hot: bool
+    are_apart: bool = False
 
     @classmethod
-    def of(cls, config: Config, data: Data, model: Any) -> "Batches":
-        """Return the batches for a compiled model."""
-        return cls(config, data, has_one_hot_labels(config, getattr(model, "loss", None)))
+    def of(
+        cls, config: Config, data: Data, model: Any, strategy: tf.distribute.Strategy | None = None
+    ) -> "Batches":
+        """Return the batches for a compiled model; of one worker in each step of an asynchronous strategy."""
+        are_apart = strategy is not None and is_asynchronous(strategy)
+        return cls(config, data, has_one_hot_labels(config, getattr(model, "loss", None)), are_apart)
 
     # No control flow depends on tensors here, and AutoGraph would take half a second to find that out.
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -165,9 +170,9 @@ class Batches:
         possible: their number need not divide it.
         """
         section, pipelines = self.config.data, context.num_input_pipelines
-        replicas = max(context.num_replicas_in_sync, pipelines)
-        # An asynchronous worker takes a whole batch in each step.
-        of = section.batch_size * (1 if context.num_replicas_in_sync >= pipelines else pipelines)
+        # An asynchronous worker takes a whole batch in each step, of which its devices have parts.
+        steps_at_once = pipelines if self.are_apart else 1
+        replicas, of = context.num_replicas_in_sync * steps_at_once, section.batch_size * steps_at_once
         if of < replicas:
             remedy = f"Set {replicas} or more, or use fewer replicas"
             problem = f"{of} examples cannot be shared by {replicas} replicas"

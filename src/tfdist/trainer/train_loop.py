@@ -101,7 +101,7 @@ class Run:
         self._summaries = Summaries(summaries, ("train", "test")) if context.is_chief else None
         self._is_leaving = False
         self._testing: Phase | None = None
-        self._batches = Batches.of(context.config, context.data, model)
+        self._batches = Batches.of(context.config, context.data, model, context.strategy)
         self._named_callbacks = named_callbacks(context.config)
         self._epochs = (self._per_epoch,) if self._named_callbacks else ()  # when callbacks are called
         workers = context.cluster.size("worker") if context.is_asynchronous else 0

@@ -58,11 +58,11 @@ class Coordination:
             self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
             self.workers = worker_count(strategy)
 
-    def distribute(self, data: Data) -> tuple[Any, Any]:
+    def distribute(self, data: Data, *, is_beside_training: bool = False) -> tuple[Any, Any]:
         """Return the distributed data, and their element spec."""
         if self.coordinator is not None:
             return distribute_to_workers(data, self.strategy, self.coordinator, self.workers)
-        dataset = distribute(data, self.strategy)
+        dataset = distribute(data, self.strategy, may_copy_states=not is_beside_training)
         return dataset, dataset.element_spec
 
     def coordinated_runner(
@@ -112,7 +112,7 @@ class Session:
         self._dataset, self._spec = self._cluster.distribute(data)
         self._tested = self._dataset, self._spec
         if validation_data is not None:
-            self._tested = self._cluster.distribute(validation_data)
+            self._tested = self._cluster.distribute(validation_data, is_beside_training=True)
         self._begins_again_after = size_of_shuffled(data)
         self._tests_begin_again_after = size_of_shuffled(validation_data or data)
         check_targets(model, replica_spec(self._spec), steps[0])

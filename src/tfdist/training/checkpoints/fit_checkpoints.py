@@ -138,7 +138,9 @@ class FitCheckpoints(FitHooks):
 
     def note_learning_rate(self) -> None:
         """Note the learning rate that this call began with, and the one that its callbacks have left."""
-        if self._learning_rate is not None:
+        if self._learning_rate is None:
+            return
+        with contextlib.suppress(tf.errors.OpError):  # its server is gone, if all are told to end
             rates = self._learning_rate, learning_rate(self._model)
             _learning_rates_here[self._option.folder.absolute()] = rates
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import tensorflow as tf
 
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import cache_file
 from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.errors import DataError
@@ -16,8 +17,9 @@ def check_caches(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> 
     Raises:
         DataError: They would, and all but the first would fail.
     """
+    readers = ("worker",) if is_asynchronous(strategy) else ("chief", "worker")
     addresses = addresses_of(strategy).items()
-    hosts = Counter(address.rpartition(":")[0] for task, address in addresses if task.type != "ps")
+    hosts = Counter(address.rpartition(":")[0] for task, address in addresses if task.type in readers)
     if not hosts or max(hosts.values()) < 2:
         return
     for part in chain_of(dataset):

@@ -69,9 +69,8 @@ def _parts(dataset: tf.data.Dataset) -> Iterator[bytes]:
         for value in held:
             yield from _of_value(value)
         # Keras shuffles the rows of arrays by such an operation.
-        yield from (
-            f"{seeds}".encode() for seeds in seeds_of_choices(node) + sorted(seeds_of_permutations(node))
-        )
+        seeds = sorted(seeds_of_choices(node)) + sorted(seeds_of_permutations(node))
+        yield from (f"{pair}".encode() for pair in seeds)
         # TensorFlow lists the functions that others call, such as branches, in another order in each process.
         yield from sorted(b"".join(_constants(nodes)) for nodes in definitions_of(node))
 

@@ -58,7 +58,7 @@ def _never_ends(what: str, wanted: str) -> DataError:
     return DataError(what, "never ends", remedy=f"Pass {wanted}, or leave out repeat()")
 
 
-def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
+def distribute(data: Data, strategy: tf.distribute.Strategy, *, may_copy_states: bool = True) -> Any:
     """Distribute a data set over replicas that work in step.
 
     Args:
@@ -66,6 +66,8 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
             takes an input context and returns the replica batches of one input pipeline's own part of the
             data.
         strategy: The strategy of the replicas.
+        may_copy_states: Whether workers may take the chief's random states before each pass. They may not
+            where code of other data may be drawing from them, at another place on each worker.
     """
     if isinstance(data, tf.data.Dataset):
         data, zipped, replicas = with_placeholders(data), None, strategy.num_replicas_in_sync
@@ -83,7 +85,8 @@ def distribute(data: Data, strategy: tf.distribute.Strategy) -> Any:
         if zipped is not None or (replicas > 1 and contains_sparse(data)):
             return strategy.distribute_datasets_from_function(replica_batches(data))
         made = strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
-        return WithRandomStatesOfChief(made, strategy) if is_split and is_of_python else made
+        follows_chief = is_split and is_of_python and may_copy_states
+        return WithRandomStatesOfChief(made, strategy) if follows_chief else made
     check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data

@@ -13,13 +13,13 @@ from tfdist._utils.tf_private import (
     dispatched_worker,
     is_reshuffled,
     iterators_on_workers,
+    repetitions,
     serialized,
 )
 from tfdist.errors import DataError
 from tfdist.training.data.check_caches import check_caches
 from tfdist.training.data.dataset_workarounds import untuned
 from tfdist.training.data.inspect_dataset import (
-    bytes_of_arrays,
     chain_of,
     check_order,
     contains_python,
@@ -106,7 +106,8 @@ class WorkersData:
 
     def _prepare(self, kept: "_Kept", part: int, number: int) -> None:
         """Bring the data set of a worker to the beginning of a pass."""
-        if kept.dataset is None or kept.part != part or kept.begun >= number:
+        is_other = kept.part != part and self._graphs.is_of_parts
+        if kept.dataset is None or is_other or kept.begun >= number:
             self._remake(kept, part)
         while kept.begun < number - 1:
             self._graphs.leave_out(kept.dataset)
@@ -132,6 +133,7 @@ class _Graphs:
     Attributes:
         element_spec: The spec of what one device gets.
         is_endless: Whether the data never end.
+        is_of_parts: Whether `make` makes another data set for each part.
         reads: Whether the order of a pass depends on what was read in earlier ones.
         make: Makes the data set on a worker, for the number of a part, and returns its variant.
         leave_out: Begins this variant, and reads it whole if it `reads`.
@@ -141,6 +143,7 @@ class _Graphs:
 
     element_spec: Any
     is_endless: bool
+    is_of_parts: bool
     reads: bool
     make: Any
     leave_out: Any
@@ -157,7 +160,9 @@ class _Graphs:
         """Trace the graphs; each worker takes one of some shards of what `make` returns."""
         spec, options = example.element_spec, example.options()
         is_endless = int(example.cardinality()) == tf.data.INFINITE_CARDINALITY
-        reads = not is_endless and depends_on_earlier_passes(example)
+        repeats = (tf.get_static_value(repetitions(part)) for part in chain_of(example))
+        is_endless_inside = any(count is not None and count < 0 for count in repeats)
+        reads = not (is_endless or is_endless_inside) and depends_on_earlier_passes(example)
 
         def leave_out(variant: tf.Tensor) -> tf.Tensor:
             whole, zero = tf.data.experimental.from_variant(variant, spec), tf.constant(0, tf.int64)
@@ -180,6 +185,7 @@ class _Graphs:
         return cls(
             spec,
             is_endless,
+            shards == 1,
             reads,
             make,
             _traced(leave_out, _VARIANT),
@@ -194,13 +200,13 @@ def _of_function(make: Any, strategy: tf.distribute.Strategy, workers: int) -> _
         problem = "makes a data set that contains Python code, which exists in this process only"
         remedy = "Pass the data set itself, which the chief reads then, or use operations of TensorFlow"
         raise DataError("the data function", problem, remedy=remedy)
-    if is_too_large_to_send(first):
-        problem = "makes parts that contain more than 2 GB of arrays, which TensorFlow cannot send"
-        raise DataError(
-            "the data function", problem, remedy="Read them from files, as of tf.data.TFRecordDataset"
-        )
-    if bytes_of_arrays(first) > _MOST_BYTES_IN_A_GRAPH or _captures_datasets(lambda: make(contexts[0])):
-        return _of_parts([first, *map(make, contexts[1:])], strategy)
+    if _needs_graphs_of_parts(lambda: make(contexts[0])):
+        parts = [first, *map(make, contexts[1:])]
+        if any(map(is_too_large_to_send, parts)):
+            problem = "makes parts that contain more than 2 GB of arrays, which TensorFlow cannot send"
+            remedy = "Read them from files, as of tf.data.TFRecordDataset"
+            raise DataError("the data function", problem, remedy=remedy)
+        return _of_parts(parts, strategy)
 
     def make_part(part: tf.Tensor) -> tf.Tensor:
         # All workers run the same graph, and the user's function may need the index as a Python number
@@ -248,14 +254,33 @@ def _from_graph() -> Any:
     return _traced(made, tf.TensorSpec([], tf.string))
 
 
-def _captures_datasets(make: Callable[[], tf.data.Dataset]) -> bool:
-    """Return whether a function takes data sets from outside, which TensorFlow cannot send to a worker."""
+def _needs_graphs_of_parts(make: Callable[[], tf.data.Dataset]) -> bool:
+    """Return whether a worker must get the graph of a data set, and not that of the function that makes it.
+
+    The function takes data sets from outside, which TensorFlow cannot send, or its graph contains arrays.
+    """
+    function = tf.function(lambda: tf.data.experimental.to_variant(make()), autograph=False)
     try:
-        traced = tf.function(lambda: tf.data.experimental.to_variant(make()), autograph=False)
-        captured = traced.get_concrete_function().captured_inputs
+        traced = function.get_concrete_function()
+        if any(tensor.dtype == tf.variant for tensor in traced.captured_inputs):
+            return True
+        held = [*traced.captured_inputs, *_constants_of(traced.graph)]
+        if sum(map(_bytes_of, held)) > _MOST_BYTES_IN_A_GRAPH:
+            return True
+        return bool(traced.graph.as_graph_def().ByteSize() > _MOST_BYTES_IN_A_GRAPH)
     except tf.errors.OperatorNotAllowedInGraphError:  # a user's function has a tensor in an `if`
         return False
-    return any(tensor.dtype == tf.variant for tensor in captured)
+    except ValueError:  # an array of more than 2 GB
+        return True
+
+
+def _constants_of(graph: Any) -> list[tf.Tensor]:
+    """Return the constants of a graph, without those of functions that it calls."""
+    return [each.outputs[0] for each in graph.get_operations() if each.type == "Const"]
+
+
+def _bytes_of(tensor: tf.Tensor) -> int:
+    return int(tensor.dtype.size * (tensor.shape.num_elements() or 0))
 
 
 def _traced(function: Callable[..., Any], *signature: tf.TensorSpec) -> Any:

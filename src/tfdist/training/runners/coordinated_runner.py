@@ -349,6 +349,8 @@ class CoordinatedRunner:
         tasks = servers or " and ".join(silent_tasks(self._strategy, "worker"))
         if servers or (tasks and len(silent) >= self._workers):
             raise _needed(tasks)
+        if not silent:  # they read what a lost worker has begun, before their first execution
+            return
         if len(silent) >= self._workers:
             _log.warning("no worker has answered for a long time, but no task is silent: still waiting")
             return

@@ -48,12 +48,27 @@ def test_the_graph_that_all_workers_get_has_no_large_arrays():
 
     graphs = read_by_workers._of_function(make, ONE_DEVICE, WORKERS)
 
-    assert made == [False] * WORKERS
+    assert made == [False, True, False, False]  # in a graph only once, to see what it contains
     assert read(graphs, 2)[:2] == [2000, 5000]
+
+
+def test_files_that_a_function_maps_are_read_by_the_workers(monkeypatch, tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(3 << 20))
+
+    def make(context):
+        numbers = tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[3 << 20], memory_region_name=str(path))
+        own = tf.data.Dataset.from_tensor_slices(tf.reshape(numbers, (3, 1 << 20)))
+        return own.shard(context.num_input_pipelines, context.input_pipeline_id).batch(1)
+
+    monkeypatch.setattr(read_by_workers, "serialized", lambda _: pytest.fail("the chief sends the numbers"))
+    graphs = read_by_workers._of_function(make, ONE_DEVICE, WORKERS)
+    assert [read(graphs, part) for part in range(WORKERS)] == [[0]] * WORKERS
 
 
 def test_parts_beyond_what_tensorflow_sends_are_refused(monkeypatch):
     monkeypatch.setattr(inspect_dataset, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(read_by_workers, "_MOST_BYTES_IN_A_GRAPH", 10_000)
     with pytest.raises(DataError, match="more than 2 GB of arrays"):
         read_by_workers._of_function(rows_of, ONE_DEVICE, WORKERS)
 
