@@ -47,8 +47,9 @@ def tfdist(docker, tmp_path, cache):
 
 
 def submit(tfdist, docker, *options, words=("0",)):
-    volumes = json.dumps(docker.volumes)
-    with_image = [f"--option=image={docker.image}", f"--option=volumes={volumes}"]
+    with_image = [f"--option=volumes={json.dumps(docker.volumes)}"]
+    if not any(option.startswith("--option=image=") for option in options):
+        with_image.append(f"--option=image={docker.image}")
     script = ["--", "python", "script.py", *words]
     return tfdist("submit", "compose", "--workers", "2", "--ps", "1", *with_image, *options, *script).strip()
 
