@@ -262,7 +262,11 @@ def is_checkpoint(names: Iterable[str]) -> bool:
 def _is_own(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
-    return is_checkpoint(file.name for file in folder.iterdir())
+    try:
+        names = [file.name for file in folder.iterdir()]
+    except FileNotFoundError:  # somebody has just removed it
+        return False
+    return is_checkpoint(names)
 
 
 def _size(shape: Sequence[int], dtype: str) -> str:

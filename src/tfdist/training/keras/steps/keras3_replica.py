@@ -1,5 +1,6 @@
 """Compute one replica's part of a step of a Keras 3 model, as a pure function of variables and data."""
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -126,10 +127,10 @@ class Keras3Replica:
         self, data: Any, scale: tf.Tensor | None, totals: Totals, *, traced: Traced, seed: GraphSeed
     ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
         """Return the gradients, what layers write, and what the batch adds to the metrics and statistics."""
-        traced.fetched = None if self.ps_variables is None else self.ps_variables.begin()
-        shared, counted = self._shared(
-            lambda batch: self._gradients(batch, scale, totals.metrics, traced), data, totals, traced, seed
-        )
+        # Each replica has its own: the next one replaces it in `traced` where replicas wait for each other.
+        fetched = traced.fetched = None if self.ps_variables is None else self.ps_variables.begin()
+        compute = functools.partial(self._gradients, scale=scale, counted=totals.metrics, traced=traced)
+        shared, counted = self._shared(compute, data, totals, traced, seed, fetched)
         gradients = with_rows_summed(shared.gradients, traced.unique)
         if any(traced.shared_rows):
             # In a synchronized layer, a replica without examples computes, too.
@@ -162,7 +163,13 @@ class Keras3Replica:
         return shared.state, counted
 
     def _shared(
-        self, compute: Callable[[Any], Part], data: Any, totals: Totals, traced: Traced, seed: GraphSeed
+        self,
+        compute: Callable[[Any], Part],
+        data: Any,
+        totals: Totals,
+        traced: Traced,
+        seed: GraphSeed,
+        fetched: FetchedVariables | None = None,
     ) -> tuple[Shared, list[tf.Tensor]]:
         """Return what all replicas compute, and what the batch adds to the metrics, with the statistics."""
         size = batch_size(unpacked(data)[0])
@@ -181,7 +188,7 @@ class Keras3Replica:
                 self._stats.ended(begun, part, loss, size),
             ],
             size=size,
-            add_up=None if traced.fetched is None else traced.fetched.add_up,
+            add_up=None if fetched is None else fetched.add_up,
         )
         *sums, stats = shared.sums
         return shared, [*self._sums.of_batch(sums, shared.weights, shared.size, traced.layout), stats]
