@@ -29,9 +29,11 @@ _SCHEDULERS = (
     "TFDIST_",
 )
 
-# A shell that starts pytest by & has it ignore SIGINT, and so all that the tests start and interrupt.
+# A shell that starts pytest by & has it ignore SIGINT, and nohup SIGHUP, and so all that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # A busy machine is no failure, and the examples are the same each time.

@@ -21,8 +21,10 @@ OF_THE_WALL = {"time", "time_ns", "localtime", "gmtime", "ctime", "now", "utcnow
 
 
 # Records for people have the time of the day, the doctor compares the clocks of the tasks, and TensorFlow's profiler
-# counts by the time of the day, so that timelines of several machines are compared by it too.
+# counts by the time of the day, so that timelines of several machines are compared by it too. Kubernetes says by it
+# when a pod should be gone.
 FOR_PEOPLE = {
+    "engines/kubernetes/engine_base.py",
     "launcher/kubeflow_progress.py",
     "launcher/run_events.py",
     "diagnostics/doctor/protocol.py",
