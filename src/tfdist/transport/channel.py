@@ -88,7 +88,8 @@ class Channel:
             connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _SECONDS_BETWEEN_CHECKS, 0))
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._send_queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._cause: BaseException | None = None  # the error that has cut the channel, if one did
+        # The error that has cut the channel, if one did. It refers to this object by its traceback.
+        self._cause: weakref.ref[ExchangeError] | None = None
         self._sender: threading.Thread | None = None
         self._sent_codecs, self._received_codecs = _SentCodecs(), dict[bytes, MessageCodec]()
         self._newest = 0  # the latest step that a thread has waited for
@@ -162,7 +163,7 @@ class Channel:
                 self.send(*arguments)
             except ExchangeError as error:
                 _log.warning("a message was not sent: %s", error)
-                if error is self._cause:
+                if self._cause is not None and self._cause() is error:
                     on_error(error)
                 return
 
@@ -242,8 +243,8 @@ class Channel:
         try:
             yield
         except BaseException as error:
-            if not self.why_cut:
-                self._cause = error
+            if not self.why_cut and isinstance(error, ExchangeError):
+                self._cause = weakref.ref(error)
             self.cut(str(error))
             raise
 
