@@ -1,6 +1,5 @@
 """Compute one replica's part of a step of a Keras 3 model, as a pure function of variables and data."""
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -129,8 +128,14 @@ class Keras3Replica:
         """Return the gradients, what layers write, and what the batch adds to the metrics and statistics."""
         # Each replica has its own: the next one replaces it in `traced` where replicas wait for each other.
         fetched = traced.fetched = None if self.ps_variables is None else self.ps_variables.begin()
-        compute = functools.partial(self._gradients, scale=scale, counted=totals.metrics, traced=traced)
-        shared, counted = self._shared(compute, data, totals, traced, seed, fetched)
+        shared, counted = self._shared(
+            lambda batch: self._gradients(batch, scale, totals.metrics, traced),
+            data,
+            totals,
+            traced,
+            seed,
+            fetched,
+        )
         gradients = with_rows_summed(shared.gradients, traced.unique)
         if any(traced.shared_rows):
             # In a synchronized layer, a replica without examples computes, too.
