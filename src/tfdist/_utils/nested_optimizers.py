@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfdist._utils.indices_by_key import indices_by_key
 from tfdist._utils.keras_private import index_in_multi_optimizer, is_of_keras
 
 
@@ -20,16 +21,14 @@ def by_optimizer(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, li
     """Return the optimizers of Keras's MultiOptimizer, each with the places of its variables, or None."""
     if not _is_multi_optimizer(optimizer):
         return None
-    places: dict[int, list[int]] = {}
-    for place, variable in enumerate(variables):
-        places.setdefault(index_in_multi_optimizer(optimizer, variable), []).append(place)
+    places = indices_by_key(index_in_multi_optimizer(optimizer, variable) for variable in variables)
     return [(optimizer.optimizers[index], found) for index, found in places.items()]
 
 
-def is_wrapper(optimizer: Any) -> bool:
-    """Return whether an optimizer is a user's that has others, to which it may leave the work."""
+def wrapped_by(optimizer: Any) -> list[Any]:
+    """Return the optimizers to which an optimizer of a user's may leave the work; none for those of Keras."""
     is_of_keras = is_loss_scaler(optimizer) or _is_multi_optimizer(optimizer)
-    return not is_of_keras and bool(optimizers_within(optimizer))
+    return [] if is_of_keras else optimizers_within(optimizer)
 
 
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:
@@ -39,11 +38,11 @@ def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     """
     if optimizer is None:
         return []
-    variables: Sequence[Any] = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
-    wrapped = optimizers_within(optimizer) if hasattr(optimizer, "apply") else []  # of Keras 3
-    found = {id(variable): variable for variable in variables}
-    found |= {id(each): each for inner in wrapped for each in optimizer_variables(inner)}
-    return list(found.values())
+    within = optimizers_within(optimizer) if hasattr(optimizer, "apply") else []  # of Keras 3
+    lists = [
+        each.variables() if callable(each.variables) else each.variables for each in (optimizer, *within)
+    ]
+    return list({id(variable): variable for variables in lists for variable in variables}.values())
 
 
 def optimizers_within(optimizer: Any) -> list[Any]:

@@ -69,10 +69,11 @@ def _parts(dataset: tf.data.Dataset) -> Iterator[bytes]:
         for value in held:
             yield from _of_value(value)
         # Keras shuffles the rows of arrays by such an operation.
-        seeds = sorted(seeds_of_choices(node)) + sorted(seeds_of_permutations(node))
+        definitions = list(definitions_of(node))
+        seeds = sorted(seeds_of_choices(node)) + sorted(seeds_of_permutations(definitions))
         yield from (f"{pair}".encode() for pair in seeds)
         # TensorFlow lists the functions that others call, such as branches, in another order in each process.
-        yield from sorted(b"".join(_constants(nodes)) for nodes in definitions_of(node))
+        yield from sorted(b"".join(_constants(nodes)) for nodes in definitions)
 
 
 def _constants(nodes: list[Any]) -> Iterator[bytes]:

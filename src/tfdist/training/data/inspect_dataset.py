@@ -4,7 +4,7 @@ Without a fixed order, workers would lose some examples and repeat others. A dat
 send to the workers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -94,9 +94,9 @@ def seeds_of_choices(dataset: Any) -> list[tuple[int, int]]:
     return [_seeds_of(node) for node in nodes if node.op in RANDOM_OPERATIONS]
 
 
-def seeds_of_permutations(dataset: Any) -> list[tuple[int, int]]:
-    """Return the seeds of the operations by which functions of a data set shuffle tensors."""
-    nodes = [node for definition in definitions_of(dataset) for node in definition]
+def seeds_of_permutations(definitions: Iterable[Iterable[Any]]) -> list[tuple[int, int]]:
+    """Return the seeds of the operations by which functions shuffle tensors; see `definitions_of`."""
+    nodes = [node for definition in definitions for node in definition]
     return [_seeds_of(node) for node in nodes if node.op == "RandomShuffle"]
 
 
@@ -155,12 +155,7 @@ def _are_of_other_sizes(batched: list[Any]) -> bool:
 
 def is_too_large_to_send(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set holds more in memory than TensorFlow can send."""
-    return bytes_of_arrays(dataset) > MOST_BYTES
-
-
-def bytes_of_arrays(dataset: tf.data.Dataset) -> int:
-    """Return how much a data set holds in memory."""
-    return sum(_nbytes(part) for part in chain_of(dataset))
+    return sum(_nbytes(part) for part in chain_of(dataset)) > MOST_BYTES
 
 
 def _nbytes(dataset: Any) -> int:

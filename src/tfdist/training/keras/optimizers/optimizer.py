@@ -30,10 +30,10 @@ from tfdist._utils.keras_private import (
 from tfdist._utils.nested_optimizers import (
     by_optimizer,
     is_loss_scaler,
-    is_wrapper,
     optimizer_variables,
     optimizers_within,
     without_loss_scale,
+    wrapped_by,
 )
 from tfdist._utils.temporary_patches import attributes_set
 from tfdist.errors import ConfigError
@@ -84,7 +84,7 @@ def loss_scale(optimizer: Any) -> tf.Tensor | None:
 
 def counter_of_all_steps(optimizer: Any) -> Any:
     """Return the variable that counts each step; None if some steps are not counted, or may not be."""
-    return None if is_loss_scaler(optimizer) or is_wrapper(optimizer) else step_counter(optimizer)
+    return None if is_loss_scaler(optimizer) or wrapped_by(optimizer) else step_counter(optimizer)
 
 
 class Update:
@@ -116,7 +116,7 @@ class Update:
         self._optimizer = without_loss_scale(optimizer)
         self._by_optimizer = by_optimizer(self._optimizer, variables)
         # Optimizers that others call send no gradients: all are sent at once, before.
-        self._inner = optimizers_within(self._optimizer) if is_wrapper(self._optimizer) else []
+        self._inner = wrapped_by(self._optimizer)
         self._steps = getattr(self._optimizer, "gradient_accumulation_steps", None)
         self._deliver, self._applied = deliver, applied
         # A custom step that calls a LossScaleOptimizer has not called the one within it.
@@ -263,9 +263,9 @@ class Update:
         # Keras 3 clips each replica's gradients before it adds them up, unlike one process, which clips those
         # of the whole batch. These gradients are global already. Where Keras would add them up, tfdist
         # delivers them.
+        add_up: Callable[[Any], Any] = list if self._inner else self._delivered
         with ExitStack() as stack:
             for optimizer in (self._optimizer, *self._inner):
-                add_up = list if self._inner else self._delivered
                 stack.enter_context(gradients_added_up_by(optimizer, add_up))
             self._strategy.run(change, args=args)
 
