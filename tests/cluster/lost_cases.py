@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.calls_between_tasks import call
+from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.calls_between_tasks import token
 from tfdist.coordination.heartbeat import Watcher
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
@@ -54,15 +54,6 @@ def fitting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         verbose=0,
     )
     return {}
-
-
-class CutOff(keras.callbacks.Callback):
-    """Make worker 1 cut its connection to the parameter server, after some steps."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch == 20:
-            nowhere = written_addresses({0: ("127.0.0.1", 1)})
-            call(Task("worker", 1), named("connect"), tf.string, nowhere)
 
 
 class StopWhen(keras.callbacks.Callback):
@@ -152,21 +143,45 @@ class Stepping(keras.Model):
         return self.dense(self.slow(inputs))
 
 
-def until_told(strategy: tf.distribute.Strategy, folder: Path, *callbacks: Any) -> dict[str, Any]:
+class CutOff(Stepping):
+    """The same, which cuts its worker's connection to the parameter server in a step with inputs above 1.
+
+    Between two steps the worker would only connect again.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        def cut() -> Any:
+            nowhere = tf.constant(written_addresses({0: ("127.0.0.1", 1)}))
+            [problem] = tf.raw_ops.PyFunc(input=[nowhere], token=token(named("connect")), Tout=[tf.string])
+            return problem
+
+        problem = tf.cond(inputs[0, 0] > 1.0, cut, lambda: tf.constant(""))
+        with tf.control_dependencies([problem]):
+            return super().call(tf.minimum(inputs, 1.0))
+
+
+def until_told(
+    strategy: tf.distribute.Strategy, folder: Path, make_model: Any = Stepping, data: Any = None
+) -> dict[str, Any]:
     """Train without a pause until the file `enough` is there."""
     with strategy.scope():
-        model = Stepping()
+        model = make_model()
         model.compile(keras.optimizers.SGD(1.0), lambda y, y_pred: -tf.reduce_mean(y_pred))
-    callbacks = (*callbacks, Begun(folder), StopWhen(folder / "enough"))
+    callbacks = [Begun(folder), StopWhen(folder / "enough")]
     options = {"steps_per_epoch": 10**6, "verbose": 0}
-    fit(model, endless(), strategy=strategy, callbacks=list(callbacks), **options)
+    fit(model, data or endless(), strategy=strategy, callbacks=callbacks, **options)
     [weight] = model.dense.get_weights()
     return {"weight": float(weight[0, 0]), "iterations": int(model.optimizer.iterations.numpy())}
 
 
 def cut_off(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Do so although the connection between a worker and the parameter server breaks."""
-    return until_told(strategy, folder, CutOff())
+    """Do so although the connection between worker 1 and the parameter server breaks in its 21st step."""
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        last = endless().map(lambda x, y: (2.0 * x, y)) if context.input_pipeline_id else endless()
+        return endless().take(20).concatenate(last)
+
+    return until_told(strategy, folder, CutOff, make)
 
 
 class OwnStepping(Stepping):
