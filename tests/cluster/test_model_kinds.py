@@ -112,6 +112,7 @@ def test_other_clusters_do_the_same(shape, tmp_path, alone):
     if is_in_step:
         _check_training(found, alone)
         summed = found.chief["model_cases.summed"]
+        assert summed["replicas"] == options["workers"] * options.get("options", {}).get("logical_devices", 1)
         assert summed["total"] == 4 * summed["replicas"]
 
 

@@ -16,6 +16,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
     cross_device_ops,
     distribute_utils,
     input_lib,
@@ -243,6 +244,22 @@ def worker_count(strategy: tf.distribute.Strategy) -> int:
 def worker_number(strategy: tf.distribute.Strategy) -> int:
     """Return the number of this worker among all, the chief's being 0."""
     return int(strategy.extended._id_in_cluster)
+
+
+@contextlib.contextmanager
+def replicas_on(kind: str, count: int) -> Iterator[None]:
+    """Put a replica on each device of the workers of a MultiWorkerMirroredStrategy made in the block.
+
+    TensorFlow asks the cluster resolver for accelerators, takes no GPU where that knows of none, and splits
+    no CPU.
+    """
+
+    def local_devices(_: Any, __: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
+
+    extended = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    with attributes_set(extended, _initialize_local_devices=local_devices):
+        yield
 
 
 def cross_device_ops_of(strategy: tf.distribute.Strategy) -> Any:

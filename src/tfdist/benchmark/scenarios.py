@@ -63,7 +63,7 @@ class Bench:
     def replicas(self) -> int:
         """Return the number of parts that one process cuts a batch into."""
         replicas = Replicas.of(self.settings.config, self.cluster)
-        return replicas.devices if replicas.strategy == "mirrored" else 1
+        return replicas.devices if replicas.strategy in ("mirrored", "multi_worker_mirrored") else 1
 
     @property
     def cores(self) -> int:

@@ -43,6 +43,13 @@ def device_kind() -> str:
     return "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
 
 
+def devices_to_compute_on() -> tuple[str, int]:
+    """Return the kind of device that this process computes on, and how many it has, which may be logical."""
+    kind = device_kind()
+    splits = map(tf.config.get_logical_device_configuration, tf.config.get_visible_devices(kind))
+    return kind, sum(len(split or (None,)) for split in splits)
+
+
 def configure_devices(
     device: str,
     *,

@@ -30,6 +30,7 @@ from tfdist.strategies.devices_and_threads import (
     check_device,
     configure_devices,
     device_kind,
+    devices_to_compute_on,
     threads_to_wait,
 )
 from tfdist.strategies.options import (
@@ -161,6 +162,7 @@ def _connected(
         "strategy": name,
         **{f"communication.{option}": getattr(options.communication, option) for option in names},
         "precision": options.precision,
+        "number of devices": "{1} {0}".format(*devices_to_compute_on()),
         f"{SECRET} (set or not)": secret is not None,
     }
     shared = None if name in OF_PS else agreed

@@ -11,11 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.temporary_patches import attributes_set
-from tfdist._utils.tf_private import convert_initial_values, replace_cross_device_ops, set_cluster_resolver
+from tfdist._utils.tf_private import (
+    convert_initial_values,
+    replace_cross_device_ops,
+    replicas_on,
+    set_cluster_resolver,
+)
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.strategies.add_up_assignments import add_up_assignments
 from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type
+from tfdist.strategies.devices_and_threads import devices_to_compute_on
 from tfdist.strategies.lasting_patches import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
@@ -99,8 +105,12 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         options: tf.distribute.experimental.CommunicationOptions,
         timeout: float | None,
     ) -> None:
-        """Connect to the other workers; an exchange may take `timeout` seconds, if it is not None."""
-        super().__init__(resolver, options)
+        """Connect to the other workers; an exchange may take `timeout` seconds, if it is not None.
+
+        Each worker computes on all of its devices, which must be as many on all of them.
+        """
+        with replicas_on(*devices_to_compute_on()):
+            super().__init__(resolver, options)
         convert_initial_values(self, to_collective_type, from_collective_type)
         self._timeout = timeout
         self._limit = None if timeout is None else TimeLimit(timeout)

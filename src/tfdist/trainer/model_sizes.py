@@ -98,12 +98,13 @@ class Replicas:
         """Return the replicas of a config on a cluster, with this machine's devices if no number is given."""
         if devices is None:
             gpus = 0 if config.strategy.device == "cpu" else len(own_gpus())
-            devices = gpus or config.strategy.logical_devices or 1
+            here = max(1, len(cluster.computing_tasks())) if cluster.is_on_ports_of_ours else 1
+            devices = max(1, gpus // here) if gpus else config.strategy.logical_devices or 1
         strategy = strategy_name(config.strategy.name, cluster, devices=devices)
         count = {
             "one_device": 1,
             "mirrored": devices,
-            "multi_worker_mirrored": cluster.size("chief") + cluster.size("worker"),
+            "multi_worker_mirrored": devices * (cluster.size("chief") + cluster.size("worker")),
             "parameter_server": 1,
             "parameter_server_sync": cluster.size("worker"),
         }[strategy]

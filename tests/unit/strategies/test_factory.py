@@ -11,9 +11,15 @@ from tfdist.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
+from tensorflow.python.distribute.collective_all_reduce_strategy import (  # noqa: E402
+    CollectiveAllReduceExtended,
+)
+
+from tfdist.strategies import strategy_classes  # noqa: E402
 from tfdist.strategies.devices_and_threads import configure_devices  # noqa: E402
 from tfdist.strategies.factory import make_strategy  # noqa: E402
 from tfdist.strategies.server import serve  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.strategies.strategy_classes import MultiWorkerMirrored  # noqa: E402
 
 
 def cluster(task=None, **roles):
@@ -244,6 +250,27 @@ def test_says_that_workers_are_connected_before_tensorflow_is_used():
     options = {"communication": {"implementation": "ring"}}
     with pytest.raises(ConfigError, match="after TensorFlow was used"):
         make_strategy(cluster(("chief", 0), chief=1, worker=1), "multi_worker_mirrored", **options)
+
+
+def test_a_mirrored_worker_computes_on_all_of_its_devices(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        tf.distribute.MultiWorkerMirroredStrategy,
+        "__init__",
+        lambda self, *_: made.append(
+            CollectiveAllReduceExtended._initialize_local_devices(None, None, "/me")
+        ),
+    )
+    for name in ("convert_initial_values", "replace_cross_device_ops"):
+        monkeypatch.setattr(strategy_classes, name, lambda *_: None)
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in range(2)]
+    splits = {gpus[0]: None, gpus[1]: [tf.config.LogicalDeviceConfiguration(1024)] * 2}
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus if kind == "GPU" else [])
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", splits.__getitem__)
+
+    MultiWorkerMirrored(None, None, None)
+
+    assert made == [(("/me/device:GPU:0", "/me/device:GPU:1", "/me/device:GPU:2"), "GPU")]
 
 
 def test_gpus_are_taken_as_they_are_where_logical_devices_are_asked_for(monkeypatch, caplog):
