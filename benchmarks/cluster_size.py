@@ -21,7 +21,7 @@ from tfdist.cli.plan import main as plan
 from tfdist.cli.render import main as render
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_out_of_step import CallState, are_out_of_step, first_waiting, have_parted
-from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.heartbeat_watch import Watcher
 from tfdist.coordination.rendezvous import marks_of
 from tfdist.coordination.rendezvous.call_members import Lead
 from tfdist.coordination.wait_for_tasks import Awaiting

@@ -20,7 +20,7 @@ _BESIDE = {
         "tfdist.engines.job_description.Job",
         "tfdist.engines.job_handle_and_state.Handle",
         "tfdist.engines.job_handle_and_state.State",
-        "tfdist.engines.logs_and_exit_status.lines_of",
+        "tfdist.engines.log_files_and_exit_status.lines_of",
     ],
 }
 _OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}

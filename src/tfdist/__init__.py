@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.cluster.config import ClusterConfig, Task
-    from tfdist.coordination.measure_traffic import Traffic
+    from tfdist.coordination.cluster_traffic import Traffic
     from tfdist.launcher.notebook import notebook_launcher
-    from tfdist.remote.connect_to_tasks import connect
-    from tfdist.strategies.current import is_chief
+    from tfdist.remote.connect_map_reduce import connect
+    from tfdist.strategies.current_cluster_and_strategy import is_chief
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
     from tfdist.training.barrier import barrier
     from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
     from tfdist.training.evaluate import evaluate
     from tfdist.training.fit import fit
-    from tfdist.training.join_cluster import start
     from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
     from tfdist.training.predict import predict
     from tfdist.training.save import save
+    from tfdist.training.start import start
 
 __version__ = "0.1.0"
 
@@ -49,18 +49,18 @@ _HOMES = {
     "ClusterConfig": "tfdist.cluster.config",
     "LazyAdam": "tfdist.training.keras.optimizers.lazy_adam",
     "Task": "tfdist.cluster.config",
-    "Traffic": "tfdist.coordination.measure_traffic",
+    "Traffic": "tfdist.coordination.cluster_traffic",
     "barrier": "tfdist.training.barrier",
-    "connect": "tfdist.remote.connect_to_tasks",
+    "connect": "tfdist.remote.connect_map_reduce",
     "evaluate": "tfdist.training.evaluate",
     "fit": "tfdist.training.fit",
-    "is_chief": "tfdist.strategies.current",
+    "is_chief": "tfdist.strategies.current_cluster_and_strategy",
     "make_strategy": "tfdist.strategies.factory",
     "notebook_launcher": "tfdist.launcher.notebook",
     "predict": "tfdist.training.predict",
     "save": "tfdist.training.save",
     "serve": "tfdist.strategies.server",
-    "start": "tfdist.training.join_cluster",
+    "start": "tfdist.training.start",
 }
 
 

@@ -12,10 +12,10 @@ from tfdist.errors import ConfigError
 from tfdist.training.barrier import barrier
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
-from tfdist.training.join_cluster import watch_variables
 from tfdist.training.predict import predict
 from tfdist.training.save import save
-from tfdist.training.workers.steps_per_call import StepsPerCall
+from tfdist.training.start import watch_variables
+from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 from tfdist.training.workers.stop_together import Agreement
 
 keras = tf.keras

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_between_tasks import token
-from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.heartbeat_watch import Watcher
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.predict import predict

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, TaskLost
-from tfdist.remote.connect_to_tasks import Remote
+from tfdist.remote.connect_map_reduce import Remote
 
 SLICES = [
     np.arange(start, start + size, dtype="float64") for start, size in ((0, 1), (1, 5), (6, 2), (8, 13))

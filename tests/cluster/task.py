@@ -24,10 +24,10 @@ def main(order: dict, result: Path) -> None:
 
 def _run(order: dict, result: Path) -> None:
     from tfdist.cluster.config import ClusterConfig
-    from tfdist.remote.connect_to_tasks import connect
+    from tfdist.remote.connect_map_reduce import connect
     from tfdist.strategies.factory import make_strategy
     from tfdist.strategies.server import serve
-    from tfdist.training.join_cluster import start
+    from tfdist.training.start import start
 
     cluster = ClusterConfig.from_tf_config()
     if "start" in order:

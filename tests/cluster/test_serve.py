@@ -11,7 +11,7 @@ import pytest
 from clusters import LONGEST, Running, wait_for
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health_checks import why_silent
+from tfdist.coordination.grpc_health_probe import why_silent
 from tfdist.coordination.rendezvous import hold_rendezvous
 from tfdist.errors import TaskLost
 

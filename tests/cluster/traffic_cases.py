@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.coordination.measure_traffic import Traffic
+from tfdist.coordination.cluster_traffic import Traffic
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.predict import predict

@@ -13,7 +13,7 @@ from test_train import _variables, train_config
 
 import proc
 from tfdist.datasets.open_data import open_data
-from tfdist.training.checkpoints.checkpoint import list_steps
+from tfdist.training.checkpoints.checkpoint_files import list_steps
 
 UNIT = Path(__file__).parents[1] / "unit" / "trainer"
 sys.path.append(str(UNIT))

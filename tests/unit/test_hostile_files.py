@@ -12,7 +12,7 @@ import pytest
 from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist._utils.write_files import path_or_address
 from tfdist.errors import ConfigError, DataError, TfdistError
-from tfdist.export.find_export import find_export, write_metadata
+from tfdist.export.export_folder import find_export, write_metadata
 
 tf = pytest.importorskip("tensorflow")
 
@@ -24,7 +24,7 @@ from tfdist.export.load_export import load  # noqa: E402
 from tfdist.export.prediction_inputs import read_images  # noqa: E402
 from tfdist.trainer.checkpoint_manager import _Facts as Facts  # noqa: E402
 from tfdist.trainer.starts_and_lost_steps import Start, _read_history  # noqa: E402
-from tfdist.training.checkpoints.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tfdist.training.checkpoints.checkpoint_files import Checkpoint, open_checkpoint  # noqa: E402
 from tfdist.training.checkpoints.share_checkpoint import _converted  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)

@@ -130,6 +130,7 @@ def samples_of_tensorflow():
         "extended": strategy.extended,
         "servers": parameter_server_strategy_v2.ParameterServerStrategyV2Extended,
         "cross_device_ops": tf_private.cross_device_ops,
+        "collective_all_reduce_strategy": tf_private.collective_all_reduce_strategy,
         "coordinator_values": tf_private.coordinator_values,
         "composite_tensor_gradient": tf_private.composite_tensor_gradient,
         "sharded_variable": tf_private.sharded_variable,

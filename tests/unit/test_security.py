@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tfdist.errors import ConfigError, DataError
-from tfdist.export.find_export import find_export, write_metadata
+from tfdist.export.export_folder import find_export, write_metadata
 from tfdist.trainer.config import read_config
 
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.datasets.open_data import open_data  # noqa: E402
 from tfdist.export.load_export import load  # noqa: E402
-from tfdist.training.checkpoints.checkpoint import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training.checkpoints.checkpoint_files import open_checkpoint  # noqa: E402  # after the check that TensorFlow is there
 
 PACKAGE = Path(__file__).parents[2] / "src" / "tfdist"
 SOURCES = sorted(PACKAGE.glob("**/*.py"))

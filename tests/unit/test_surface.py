@@ -29,7 +29,7 @@ LIGHT = [
     "tfdist.ray",
     "tfdist.trainer.config",
     "tfdist.cluster.config",
-    "tfdist.export.find_export",
+    "tfdist.export.export_folder",
     "tfdist.cli.plan",
     "tfdist.cli.predict",
     "tfdist.cli.schema",

@@ -15,8 +15,8 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.write_files import write_json
 from tfdist.benchmark.task_measurements import Exchange, Record
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.heartbeat import Watcher
-from tfdist.coordination.measure_traffic import Traffic
+from tfdist.coordination.cluster_traffic import Traffic
+from tfdist.coordination.heartbeat_watch import Watcher
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import NotFinite
 from tfdist.strategies.factory import make_strategy
@@ -25,10 +25,10 @@ from tfdist.strategies.strategy_classes import ring_of
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_datasets import Batches, initial_model, steps_per_call
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
+from tfdist.training.model_session import Session
 from tfdist.training.runners.replica_times_and_nan_losses import computing_seconds
-from tfdist.training.session import Session
+from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 from tfdist.training.workers.exchange_numbers import wait_for_all
-from tfdist.training.workers.steps_per_call import StepsPerCall
 from tfdist.training.workers.stop_together import Agreement
 
 # The type in which the workers agree, before a step, on whether they have data.

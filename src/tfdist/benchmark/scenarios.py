@@ -11,7 +11,7 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 from tfdist.strategies.options import OF_ONE_PROCESS
 from tfdist.trainer.config import Settings
-from tfdist.trainer.model_sizes import Replicas
+from tfdist.trainer.model_and_replica_sizes import Replicas
 
 _ON_LINUX = sys.platform == "linux"
 

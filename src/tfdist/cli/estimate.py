@@ -24,7 +24,7 @@ from tfdist.diagnostics.estimate_memory_and_traffic import (
 )
 from tfdist.strategies.options import StrategyName, StrategyOptions
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_sizes import ModelSizes, Replicas
+from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas
 
 _SPEEDS = (1, 10)  # Gbit/s
 
@@ -41,7 +41,7 @@ def main(
     options = {**settings.config.strategy_options(cluster), "strategy": None}
     StrategyOptions.of(**options).check(replicas.strategy)
     load_tensorflow_quietly()
-    from tfdist.trainer.measure_model_sizes import (
+    from tfdist.trainer.measure_model_of_config import (
         measure_model,  # loads TensorFlow, after all mistakes are found
     )
 

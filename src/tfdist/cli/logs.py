@@ -12,7 +12,7 @@ from typing import Annotated
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._job_from_command_line import submission_of
 from tfdist.engines.job_handle_and_state import Submission
-from tfdist.engines.logs_and_exit_status import array_folder
+from tfdist.engines.log_files_and_exit_status import array_folder
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.task_logs import without_control_sequences
 

@@ -19,7 +19,7 @@ from tfdist._utils.write_files import is_stream, local_path, path_or_address, st
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError
-from tfdist.export.find_export import find_export
+from tfdist.export.export_folder import find_export
 
 if TYPE_CHECKING:
     from tfdist.export.write_predictions import Summary

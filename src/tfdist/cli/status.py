@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tfdist.cli._flags_from_signature import run
 from tfdist.cli._job_from_command_line import submission_of
 from tfdist.engines.job_handle_and_state import State, Submission
-from tfdist.engines.logs_and_exit_status import last_progress
+from tfdist.engines.log_files_and_exit_status import last_progress
 from tfdist.engines.protocol import Engine
 from tfdist.errors import TfdistError
 from tfdist.launcher.progress_text import find_progress

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tfdist.cluster.addresses_and_free_ports import join_address
-from tfdist.coordination.own_tcp_sockets import opened, peers_at, plain_address
+from tfdist.coordination.find_and_break_connections import opened, peers_at, plain_address
 
 _SECONDS_BETWEEN_SAMPLES = 1.0
 # In Linux's struct tcp_info: the offset of tcpi_bytes_acked, and the least length that contains it (since

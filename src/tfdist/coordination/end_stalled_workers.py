@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import call, call_each, register
-from tfdist.coordination.health_checks import answers
+from tfdist.coordination.grpc_health_probe import answers
 from tfdist.coordination.stall_limit import Activity, StallLimit, StallTimeout
 from tfdist.coordination.stall_watch import end_stalled_process, stalled
 from tfdist.launcher.record_events import record

@@ -20,7 +20,13 @@ from collections.abc import Collection, Iterator, Sequence
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.background_threads import running_beside
-from tfdist.coordination.own_tcp_sockets import ESTABLISHED, LISTENING, Socket, own_sockets, peers_at
+from tfdist.coordination.find_and_break_connections import (
+    ESTABLISHED,
+    LISTENING,
+    Socket,
+    own_sockets,
+    peers_at,
+)
 from tfdist.errors import ConfigError
 
 ONLY_PEERS = "TFDIST_ONLY_PEERS"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterator
 from types import FrameType
 
-from tfdist._utils.stop_signal_names import stop_signals
+from tfdist._utils.stop_signals_from_environment import stop_signals
 from tfdist.coordination.background_threads import end_process, running_beside
 from tfdist.errors import Preempted
 

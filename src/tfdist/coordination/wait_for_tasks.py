@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health_checks import why_silent
+from tfdist.coordination.grpc_health_probe import why_silent
 from tfdist.errors import TaskLost
 
 START_TIMEOUT = 600.0  # seconds that other tasks may take to come up, unless the user says something else

@@ -1,6 +1,6 @@
 """Estimate what memory each task of a config needs, and what it sends in a step; units are bytes.
 
-The sizes of the model come from `tfdist.trainer.measure_model_sizes`, which loads TensorFlow; this module
+The sizes of the model come from `tfdist.trainer.measure_model_of_config`, which loads TensorFlow; this module
 does not. docs/estimate.md compares the estimates with real runs.
 """
 
@@ -11,7 +11,7 @@ from itertools import groupby
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, Replicas, VariableSizes
+from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas, VariableSizes
 
 # Measured with TensorFlow 2.21 on CPUs: what a task has besides the parts that follow from the model, such as
 # traced and optimized graphs, executors, connections, and buffers of the input pipeline.

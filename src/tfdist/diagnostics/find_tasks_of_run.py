@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.coordination.health_checks import answers
+from tfdist.coordination.grpc_health_probe import answers
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
 from tfdist.errors import ConfigError
 from tfdist.launcher.run_events import LaunchStarted, NetworkChosen, TaskExited, TaskStarted

@@ -19,10 +19,10 @@ from typing import TextIO
 from urllib.parse import quote
 
 from tfdist._utils.write_files import storage_errors
+from tfdist.engines.follow_logs import until_end
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import exit_status_path, lines_of, state_of_exit_status
-from tfdist.engines.read_logs import until_end
+from tfdist.engines.log_files_and_exit_status import exit_status_path, lines_of, state_of_exit_status
 from tfdist.engines.submitted_jobs import state_folder
 from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.process_tree import children_of
@@ -38,7 +38,7 @@ number=${{1:-$(date +%Y%m%d-%H%M%S)-$$}}  # no other process of this machine has
 mkdir -p "$run_dir/logs" && cd {folder} || exit
 if [ "$2" != locked ]; then  # whoever submits a job has locked it
     lock={lock}
-    if [ -e "$lock" ]; then exec 9>> "$lock" && {python} -m tfdist.engines.hold_lock 9 || exit; fi
+    if [ -e "$lock" ]; then exec 9>> "$lock" && {python} -m tfdist.engines.lock_for_shell_script 9 || exit; fi
     rm -f "$run_dir/exit_status" "$run_dir/cancelled"
     if [ -e "$lock" ]; then echo $$ > "$lock"; fi
 fi

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfdist.models  # noqa: F401  # registers the layers that a Keras file may name
 from tfdist._utils.read_untrusted_files import check_regular, glob_free_path
 from tfdist.errors import ConfigError, first_line
-from tfdist.export.find_export import Exported
+from tfdist.export.export_folder import Exported
 
 _MOST_CONFIG_BYTES = 64 << 20
 

@@ -18,7 +18,7 @@ from tfdist.datasets.from_object_store import copy_to_cache, list_address
 from tfdist.datasets.open_data import open_data
 from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError, did_you_mean
-from tfdist.export.find_export import Exported
+from tfdist.export.export_folder import Exported
 
 
 @dataclass(frozen=True)

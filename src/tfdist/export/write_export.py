@@ -14,7 +14,7 @@ from tfdist._utils.redirected_output import redirected
 from tfdist._utils.write_files import fresh_folder, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, first_line
 from tfdist.export.check import check
-from tfdist.export.find_export import FILES, set_latest, write_metadata
+from tfdist.export.export_folder import FILES, set_latest, write_metadata
 from tfdist.export.signatures import Served
 from tfdist.models.logits_or_probabilities import Outputs
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TextIO
 import numpy as np
 
 from tfdist._utils.write_files import opened_stream, partial_file, storage_errors, write_output
-from tfdist.export.find_export import Exported
+from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.load_export import load
 from tfdist.export.prediction_inputs import ImageBatch, read_images

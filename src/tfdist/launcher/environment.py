@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tfdist._utils import stop_signal_names
+from tfdist._utils import stop_signals_from_environment
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher.share_cores_and_gpus import Cores
 
@@ -81,7 +81,11 @@ def inherited_variables(hosts: Iterable[str] = ()) -> dict[str, str]:
     # With http_proxy set, TensorFlow's servers try to reach each other through the proxy, even on one
     # machine. If no_grpc_proxy is set, gRPC does not read no_proxy, so no_grpc_proxy must contain both.
     direct = [kept.get("no_grpc_proxy") or kept.get("no_proxy", ""), "127.0.0.1", "localhost", "::1", *hosts]
-    signals = {stop_signal_names.VARIABLE: value} if (value := stop_signal_names.variable_for_tasks()) else {}
+    signals = (
+        {stop_signals_from_environment.VARIABLE: value}
+        if (value := stop_signals_from_environment.variable_for_tasks())
+        else {}
+    )
     return {**kept, **signals, "no_grpc_proxy": ",".join(filter(None, direct))}
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Literal, TextIO
 
 from tfdist._utils.readable_text import short_path
-from tfdist._utils.stop_signal_names import stop_signals
+from tfdist._utils.stop_signals_from_environment import stop_signals
 from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task

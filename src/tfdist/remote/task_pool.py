@@ -16,7 +16,7 @@ from tfdist._utils.tf_private import use_own_executor
 from tfdist.cluster.config import Task
 from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.calls_between_tasks import call_each, fetch
-from tfdist.coordination.health_checks import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
+from tfdist.coordination.grpc_health_probe import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.errors import ConfigError, TaskLost, first_line
 
 # When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.

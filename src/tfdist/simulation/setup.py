@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tfdist._utils.config_key_types import doc
 from tfdist._utils.read_yaml_and_json import decode, read_yaml_file
+from tfdist._utils.shared_config_types import doc
 from tfdist.errors import ConfigError
 
 # Far beyond what there is, and far from what a float64 overflows at.

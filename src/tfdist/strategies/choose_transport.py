@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.background_threads import each_in_time
-from tfdist.coordination.health_checks import answers
+from tfdist.coordination.grpc_health_probe import answers
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.strategies.devices_and_threads import device_kind
 from tfdist.strategies.options import (

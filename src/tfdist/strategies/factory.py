@@ -23,9 +23,8 @@ from tfdist.strategies.choose_transport import (
     shared_secret,
     transfer_over_tcp,
 )
-from tfdist.strategies.connect import connecting, is_connected
 from tfdist.strategies.cpu_malloc import keep_memory
-from tfdist.strategies.current import remember
+from tfdist.strategies.current_cluster_and_strategy import remember
 from tfdist.strategies.devices_and_threads import (
     check_device,
     configure_devices,
@@ -53,6 +52,7 @@ from tfdist.strategies.strategy_classes import (
     SynchronousParameterServer,
 )
 from tfdist.strategies.variable_partitioner import Partitioner
+from tfdist.strategies.wait_then_connect import connecting, is_connected
 from tfdist.transport.authentication import SECRET
 
 _log = logging.getLogger("tfdist")

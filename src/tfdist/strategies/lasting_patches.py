@@ -2,11 +2,11 @@
 
 All patches that last:
 
-- methods of models that train and predict: `replace_methods`, and `join_cluster` after `tfdist.start()`;
+- methods of models that train and predict: `replace_methods`, and `training.start` after `tfdist.start()`;
 - the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
 - the reset of the main thread's graph, and the functions of SavedModels: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
-- the hooks for uncaught errors: `training/print_uncaught_errors`.
+- the hooks for uncaught errors: `training/error_messages/print_uncaught_errors`.
 
 `_utils/temporary_patches` has those that end with a block.
 """

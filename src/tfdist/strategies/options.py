@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import msgspec
 
-from tfdist._utils.config_key_types import AboveZero, NotNegative, Positive, doc
 from tfdist._utils.read_yaml_and_json import Document, Source, decode
+from tfdist._utils.shared_config_types import AboveZero, NotNegative, Positive, doc
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, did_you_mean, shown
 

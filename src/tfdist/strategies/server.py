@@ -12,10 +12,10 @@ import tensorflow as tf
 from tfdist.cluster.addresses_and_free_ports import port_taken
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import end_process
+from tfdist.coordination.cluster_traffic import reporting_traffic
 from tfdist.coordination.end_announcements import announce_termination, is_shutdown_told, was_dismissed
 from tfdist.coordination.end_stalled_workers import let_chief_end_this_worker
-from tfdist.coordination.health_checks import answers
-from tfdist.coordination.measure_traffic import reporting_traffic
+from tfdist.coordination.grpc_health_probe import answers
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers

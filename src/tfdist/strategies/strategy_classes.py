@@ -21,11 +21,11 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
 from tfdist.strategies.add_up_assignments import add_up_assignments
 from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type
+from tfdist.strategies.cross_device_ops import LimitedAllReduce, RingAllReduce, TimeLimit
 from tfdist.strategies.devices_and_threads import devices_to_compute_on
 from tfdist.strategies.lasting_patches import replace_methods
 from tfdist.strategies.options import is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
-from tfdist.strategies.ring_all_reduce import LimitedAllReduce, RingAllReduce, TimeLimit
 from tfdist.strategies.variable_partitioner import Partitioner
 from tfdist.transport.join_ring import join_ring
 from tfdist.transport.ring import Ring

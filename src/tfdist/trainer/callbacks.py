@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.config_key_types import Named, name_and_arguments
 from tfdist._utils.import_by_name import import_object
+from tfdist._utils.shared_config_types import Named, name_and_arguments
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.checkpoint_manager import CallbackFacts
 from tfdist.trainer.config import Config

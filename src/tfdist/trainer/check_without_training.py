@@ -28,7 +28,7 @@ from tfdist.trainer.model_and_datasets import (
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.remote_run_folder import check_address, newest_step
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.training.checkpoints.checkpoint import find_newest
+from tfdist.training.checkpoints.checkpoint_files import find_newest
 
 
 def check_without_training(config: Config, cluster: ClusterConfig, folder: RunFolder) -> list[str]:

@@ -18,7 +18,7 @@ from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.model_and_datasets import total_steps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.starts_and_lost_steps import RunHistory
-from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables
+from tfdist.training.checkpoints.checkpoint_files import Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.checkpoints.share_checkpoint import SharedCheckpoint, Values

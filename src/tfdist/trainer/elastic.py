@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import end_process
-from tfdist.coordination.health_checks import answers
+from tfdist.coordination.grpc_health_probe import answers
 from tfdist.coordination.rendezvous import find_waiting, hold_rendezvous, marks_of
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
 from tfdist.errors import Preempted, TaskLost

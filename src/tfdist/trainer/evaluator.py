@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health_checks import answers
+from tfdist.coordination.grpc_health_probe import answers
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.errors import StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
@@ -18,12 +18,17 @@ from tfdist.trainer.model_and_datasets import Batches, initial_model, open_run_d
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.summaries import Summaries
-from tfdist.training.checkpoints.checkpoint import Checkpoint, check_variables, list_steps, open_checkpoint
+from tfdist.training.checkpoints.checkpoint_files import (
+    Checkpoint,
+    check_variables,
+    list_steps,
+    open_checkpoint,
+)
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.variables_of_run import State, is_read_by_tests, variables_of_tensorflow
+from tfdist.training.model_session import Session
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.run_batches import EpochBatches
-from tfdist.training.session import Session
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import build_for
+from tfdist._utils.keras_2_and_3 import build_for
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.datasets.open_data import Data, DataRequest
 from tfdist.datasets.pipeline import train_parts
@@ -21,7 +21,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.run_batches import steps_per_execution
-from tfdist.training.workers.steps_per_call import StepsPerCall
+from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 
 _IMAGES_TO_LOOK_AT = 16
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.config_key_types import name_and_arguments
 from tfdist._utils.import_by_name import import_object
 from tfdist._utils.keras_private import exclude_as
 from tfdist._utils.nested_optimizers import is_loss_scaler
+from tfdist._utils.shared_config_types import name_and_arguments
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.keras_names import call_named, find_class
 from tfdist.trainer.sections.train import TrainSection

@@ -29,7 +29,7 @@ from tfdist.coordination.stall_watch import doing
 from tfdist.errors import StorageError
 from tfdist.launcher.run_events import FILE, read_event
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.training.checkpoints.checkpoint import (
+from tfdist.training.checkpoints.checkpoint_files import (
     ABOUT,
     Checkpoint,
     is_checkpoint,

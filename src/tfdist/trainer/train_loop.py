@@ -18,7 +18,7 @@ from tfdist.launcher.run_events import Evaluated, PhaseBegun
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_file import Timeline
 from tfdist.profiling.timeline_paths import shares_file
-from tfdist.strategies.current import made_with
+from tfdist.strategies.current_cluster_and_strategy import made_with
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CallbackFacts, CheckpointManager
 from tfdist.trainer.model_and_datasets import (
@@ -40,12 +40,12 @@ from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State, other_optimizers, variables_of_tensorflow
+from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.run_batches import EpochBatches, name_steps
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_nan_losses import record_task_speed
-from tfdist.training.session import Phase, Session
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.stop_together import Agreement
 

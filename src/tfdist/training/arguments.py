@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist.errors import ConfigError, did_you_mean, shown
 
 _OTHER_NAMES = {

@@ -2,7 +2,7 @@
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.strategies.current import current_strategy
+from tfdist.strategies.current_cluster_and_strategy import current_strategy
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.workers.same_call import check_same_call
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import in_order
+from tfdist._utils.keras_2_and_3 import in_order
 from tfdist.errors import DataError
 from tfdist.training.arguments import (
     callbacks_of,
@@ -24,9 +24,9 @@ from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
+from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.run_batches import EpochBatches, EpochPart, first_batches, run_batches
-from tfdist.training.session import Phase, Session
 from tfdist.training.workers.stop_together import Stopping
 
 

@@ -32,8 +32,8 @@ from tfdist.training.keras.datasets_from_inputs import (
 )
 from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
+from tfdist.training.model_session import Session
 from tfdist.training.run_batches import EpochBatches, FitSchedule, first_batches
-from tfdist.training.session import Session
 
 
 def fit(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import as_in_keras, build_for, is_keras_2
+from tfdist._utils.keras_2_and_3 import as_in_keras, build_for, is_keras_2
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError, DataError
@@ -34,6 +34,7 @@ from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.model_checks import check_states, has_own
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.keras.steps.predict_step import PlainPredictStep, PredictStep
+from tfdist.training.model_session import Coordination, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.parameter_servers.applied_steps import Begun
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.prediction_outputs import decoded, encoded, joined
@@ -41,7 +42,6 @@ from tfdist.training.replicas.empty_replicas import if_any, with_an_example
 from tfdist.training.replicas.reduction import batch_size, rows_of, unpacked
 from tfdist.training.run_batches import RAN_OUT, last_index, steps_per_execution
 from tfdist.training.runners.coordinated_runner import CoordinatedRunner
-from tfdist.training.session import Coordination, graph_on_workers, randomness_of, replica_spec
 from tfdist.training.workers.stop_together import Stopping
 
 # The numbers of some examples, or of a batch, and the outputs for them.

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2
 from tfdist._utils.keras_private import compiled_steps_per_execution
-from tfdist._utils.keras_versions import is_keras_2
 from tfdist._utils.profiler_span import STEP
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.coordination.calls_between_tasks import fetch
@@ -17,8 +17,8 @@ from tfdist.training.arguments import whole_number
 from tfdist.training.data.distribute import Data, known_steps
 from tfdist.training.keras.callbacks import count
 from tfdist.training.keras.steps.step_base import KerasStep
+from tfdist.training.model_session import Phase
 from tfdist.training.runners.multi_step import Totals
-from tfdist.training.session import Phase
 
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or generator can make "

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import is_keras_2, keras_of
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.write_files import fresh_path, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, shown
-from tfdist.strategies.current import current_strategy, is_chief
+from tfdist.strategies.current_cluster_and_strategy import current_strategy, is_chief
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.same_call import check_same_call

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import in_order, keras_of
+from tfdist._utils.keras_2_and_3 import in_order, keras_of
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.training.arguments import strategy_of
@@ -18,9 +18,9 @@ from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
+from tfdist.training.model_session import Coordination, Phase, Session
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.runners.synchronous_runner import SynchronousRunner
-from tfdist.training.session import Coordination, Phase, Session
 
 
 class _IteratorOfOneBatch(NamedTuple):

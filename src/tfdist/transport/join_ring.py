@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health_checks import ServerSilence
+from tfdist.coordination.grpc_health_probe import ServerSilence
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
+from tfdist.transport.neighbour_connection import Neighbour, make_neighbour
 from tfdist.transport.ring import Ring
-from tfdist.transport.ring_neighbours import Neighbour, make_neighbour
 
 _SECONDS_TO_CONNECT = 15.0
 

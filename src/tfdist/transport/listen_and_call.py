@@ -17,7 +17,7 @@ from typing import Any
 
 from tfdist.cluster.addresses_and_free_ports import all_interfaces, split_address
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health_checks import reason_of
+from tfdist.coordination.grpc_health_probe import reason_of
 from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 from tfdist.transport.unproven_callers import (
     GREETING,

@@ -23,7 +23,7 @@ from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
 from tfdist.coordination.stall_watch import exchanging
 from tfdist.transport.channel import SilenceCheck
 from tfdist.transport.listen_and_call import ExchangeError
-from tfdist.transport.ring_neighbours import Neighbour
+from tfdist.transport.neighbour_connection import Neighbour
 
 _CHUNK = 1 << 20  # numbers to add are received in pieces of this size, which stay in a core's cache
 _HEADER = struct.Struct("!4sQQ8s")

@@ -23,7 +23,7 @@ import numpy as np
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.calls_between_tasks import register
-from tfdist.coordination.health_checks import SILENCE_LIMIT, ServerSilence, answers, reason_of
+from tfdist.coordination.grpc_health_probe import SILENCE_LIMIT, ServerSilence, answers, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.transport.array_messages import Manifest, read_manifest

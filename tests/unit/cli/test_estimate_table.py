@@ -2,7 +2,7 @@
 
 from tfdist.cli.estimate import _print_tables
 from tfdist.diagnostics.estimate_memory_and_traffic import TaskEstimate, one_of_each
-from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
+from tfdist.trainer.model_and_replica_sizes import ModelSizes, VariableSizes
 
 
 def test_equal_neighbours_of_a_role_share_a_column():

@@ -12,7 +12,7 @@ from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import find_engine as engines
 from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_handle_and_state import Handle, State
-from tfdist.engines.logs_and_exit_status import progress_path
+from tfdist.engines.log_files_and_exit_status import progress_path
 from tfdist.engines.submitted_jobs import find_submission
 from tfdist.errors import ConfigError, TfdistError
 

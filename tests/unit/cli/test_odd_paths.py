@@ -19,13 +19,13 @@ from tfdist.cli._job_from_command_line import requested
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
 from tfdist.diagnostics.doctor.check_machine import existing_parent
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import Plan
+from tfdist.diagnostics.doctor.parts_of_run_records import Plan
 from tfdist.diagnostics.environment import describe_environment
 from tfdist.engines.job_handle_and_state import Handle
 from tfdist.engines.ssh import task_on_host
 from tfdist.engines.submitted_jobs import find_submission, state_folder, submissions
 from tfdist.errors import ConfigError, DataError, StorageError, TfdistError
-from tfdist.export.find_export import find_export
+from tfdist.export.export_folder import find_export
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.launch_tasks import launch
 from tfdist.profiling.tensorflow_profiler import Recorder

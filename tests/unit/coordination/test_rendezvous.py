@@ -149,7 +149,7 @@ def test_a_lead_that_does_not_come_is_named(cluster, meeting):
 
 
 def test_why_somebody_cannot_be_reached_is_said(cluster, monkeypatch, unknown_host):
-    monkeypatch.setattr("tfdist.coordination.health_checks._ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("tfdist.coordination.grpc_health_probe._ANSWER_TIMEOUT", 0.2)
     with (
         socket.create_server(("127.0.0.1", port_of(cluster, 1))),
         socket.create_server(("127.0.0.1", port_of(cluster, 2)), backlog=0) as full,

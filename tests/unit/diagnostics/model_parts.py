@@ -1,6 +1,6 @@
 """The sizes of a model of one variable, for the tests of what the doctor says about memory and speed."""
 
-from tfdist.trainer.model_sizes import ModelSizes, VariableSizes
+from tfdist.trainer.model_and_replica_sizes import ModelSizes, VariableSizes
 
 
 def sizes_of(value, *, slots=0, private=0, libraries=0):

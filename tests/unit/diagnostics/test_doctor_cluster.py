@@ -12,14 +12,14 @@ import pytest
 from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.background_threads import each_in_time
-from tfdist.diagnostics.doctor.check_addresses_and_ports import (
+from tfdist.diagnostics.doctor.check_addresses_and_reachability import (
     check_access,
     check_addresses,
     describe,
     find_cluster,
     reach_all,
 )
-from tfdist.diagnostics.doctor.names_and_reachability import (
+from tfdist.diagnostics.doctor.look_up_and_connect import (
     is_local,
     look_up,
     own_address,
@@ -127,7 +127,7 @@ def test_a_port_of_roots_is_a_failure_for_others():
     code = (
         "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "from tfdist.cluster.config import ClusterConfig\n"
-        "from tfdist.diagnostics.doctor.check_addresses_and_ports import check_addresses\n"
+        "from tfdist.diagnostics.doctor.check_addresses_and_reachability import check_addresses\n"
         "for finding in check_addresses(ClusterConfig(worker=['127.0.0.1:81']).with_task('worker')): print(finding)"
     )
     if os.geteuid() != 0:
@@ -138,7 +138,7 @@ def test_a_port_of_roots_is_a_failure_for_others():
             "--net",
             sys.executable,
             "-c",
-            f"import tfdist.diagnostics.doctor.check_addresses_and_ports, encodings.idna; {code}",
+            f"import tfdist.diagnostics.doctor.check_addresses_and_reachability, encodings.idna; {code}",
         ],
         capture_output=True,
         text=True,
@@ -187,7 +187,7 @@ def test_a_port_on_which_nothing_listens_is_not_started_yet(free, taken):
 def test_a_host_without_a_route_is_a_failure():
     code = (
         "from tfdist.cluster.config import ClusterConfig\n"
-        "from tfdist.diagnostics.doctor.check_addresses_and_ports import reach_all\n"
+        "from tfdist.diagnostics.doctor.check_addresses_and_reachability import reach_all\n"
         f"for finding in reach_all(ClusterConfig(worker=['{ELSEWHERE}'])): print(finding)"
     )
     run = subprocess.run(

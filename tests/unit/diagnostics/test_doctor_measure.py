@@ -15,8 +15,8 @@ from tfdist.diagnostics.doctor.answer_other_doctors import Answering
 from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.links import measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
+from tfdist.diagnostics.doctor.parts_of_run_records import Part
 from tfdist.diagnostics.doctor.protocol import Facts, Measured, Participant
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part
 from tfdist.trainer.config import Config
 
 SECRET = b"0123456789abcdef"

@@ -12,8 +12,8 @@ from tfdist.cluster.addresses_and_free_ports import LocalPorts
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answer_other_doctors import Answering
-from tfdist.diagnostics.doctor.compare_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.meeting import Meeting
+from tfdist.diagnostics.doctor.missing_and_differing_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.protocol import (
     MOST_BULK,
     Bulk,

@@ -18,7 +18,7 @@ from tfdist.diagnostics.doctor.check_run import (
     memory_finding,
     try_parts,
 )
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import Plan
+from tfdist.diagnostics.doctor.parts_of_run_records import Plan
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, read_config
 

@@ -6,7 +6,7 @@ import pytest
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.estimate_memory_and_traffic import estimate_tasks, milliseconds
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, Replicas, VariableSizes
+from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas, VariableSizes
 
 KERNEL = VariableSizes("kernel", (1000, 250), 1_000_000, slots=2_000_000)
 BIAS = VariableSizes("bias", (250,), 1000, slots=2000)

@@ -8,7 +8,7 @@ from tfdist.engines import find_engine as engines
 from tfdist.engines import submitted_jobs
 from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import lines_of, log_path, state_of_exit_status
+from tfdist.engines.log_files_and_exit_status import lines_of, log_path, state_of_exit_status
 from tfdist.engines.slurm.engine import Slurm
 from tfdist.engines.submitted_jobs import find_submission, record
 from tfdist.errors import ConfigError, StorageError

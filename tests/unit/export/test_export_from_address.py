@@ -7,7 +7,7 @@ import pytest
 from tfdist._utils.object_store import write_file
 from tfdist.errors import ConfigError
 from tfdist.export.download_export import fetch_export
-from tfdist.export.find_export import find_export
+from tfdist.export.export_folder import find_export
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.export.find_export import find_export
+from tfdist.export.export_folder import find_export
 from tfdist.export.load_export import load
 from tfdist.export.write_export import export, try_formats
 from tfdist.models.layers import Standardize
@@ -204,7 +204,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tfdist.errors import StorageError
-from tfdist.export.find_export import find_export
+from tfdist.export.export_folder import find_export
 from tfdist.export.load_export import load
 from tfdist.export.write_export import export, try_formats
 

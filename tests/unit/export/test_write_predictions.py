@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.export import write_predictions
-from tfdist.export.find_export import Exported
+from tfdist.export.export_folder import Exported
 from tfdist.export.image_grid import Caption, draw_grid
 from tfdist.export.prediction_inputs import read_images
 

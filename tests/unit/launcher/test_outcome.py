@@ -200,7 +200,7 @@ def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_tim
     # As Slurm and systemd end a job.
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     code = (
-        "import signal, sys, time\nfrom tfdist._utils.stop_signal_names import stop_signals\n"
+        "import signal, sys, time\nfrom tfdist._utils.stop_signals_from_environment import stop_signals\n"
         "def save(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(138)\n"
         "for number in stop_signals(): signal.signal(number, save)\nprint('up', flush=True)\ntime.sleep(600)"
     )

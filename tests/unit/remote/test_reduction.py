@@ -3,7 +3,7 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
-from tfdist.remote.connect_to_tasks import connect
+from tfdist.remote.connect_map_reduce import connect
 from tfdist.remote.reduction import Parts, reduced, size_of
 
 

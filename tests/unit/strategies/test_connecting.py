@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination import end_announcements
 from tfdist.errors import TaskLost
-from tfdist.strategies.connect import connecting
+from tfdist.strategies.wait_then_connect import connecting
 
 
 def test_servers_are_not_told_to_end_with_a_chief_that_starts_again(monkeypatch):

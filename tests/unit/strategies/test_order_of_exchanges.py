@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.strategies.ring_all_reduce import RingAllReduce  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.strategies.cross_device_ops import RingAllReduce  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.transport.ring import Taken  # noqa: E402
 
 

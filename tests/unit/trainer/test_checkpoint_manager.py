@@ -14,7 +14,7 @@ from tfdist.trainer.checkpoint_manager import CheckpointManager, note_best
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.training.checkpoints.checkpoint import list_steps
+from tfdist.training.checkpoints.checkpoint_files import list_steps
 
 
 def manager_of(folder, text, cache, **data_fields):

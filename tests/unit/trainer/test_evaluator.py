@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.trainer import evaluator
-from tfdist.training.checkpoints.checkpoint import save
+from tfdist.training.checkpoints.checkpoint_files import save
 
 
 def test_a_damaged_checkpoint_is_evaluated_when_it_has_been_written_anew(tmp_path, monkeypatch, caplog):

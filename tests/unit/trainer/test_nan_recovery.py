@@ -21,7 +21,7 @@ from tfdist.trainer.model_and_datasets import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
-from tfdist.training.checkpoints.checkpoint import list_steps
+from tfdist.training.checkpoints.checkpoint_files import list_steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 KEPT = ("checkpoint.every=3", "checkpoint.keep=9")

@@ -15,7 +15,7 @@ from tfdist.launcher.run_events import FILE, Warned, stamped
 from tfdist.trainer import remote_run_folder
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, fetch_report, newest_step, put_events
 from tfdist.trainer.run_folder import find_run_folder
-from tfdist.training.checkpoints.checkpoint import find_newest, list_steps, prune, save
+from tfdist.training.checkpoints.checkpoint_files import find_newest, list_steps, prune, save
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tfdist.trainer.model_and_datasets import compiled_model, steps_per_call
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
-from tfdist.training.workers import steps_per_call as module
+from tfdist.training.workers import choose_steps_per_call as module
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 keras = tf.keras

@@ -15,14 +15,14 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, Preempted
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import Progressed, RunStarted
-from tfdist.strategies import current
+from tfdist.strategies import current_cluster_and_strategy
 from tfdist.trainer.callbacks import named_callbacks
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_datasets import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
-from tfdist.training.checkpoints.checkpoint import list_steps
+from tfdist.training.checkpoints.checkpoint_files import list_steps
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 keras = tf.keras
@@ -126,10 +126,12 @@ def test_a_callback_ends_the_run_for_good(train, tmp_path, stop, step):
 
 
 def test_the_strategy_that_was_made_is_recorded(train, monkeypatch):
-    monkeypatch.setattr(current, "_strategy", None)  # restored after the test, as are the others
-    monkeypatch.setattr(current, "_cluster", None)
-    monkeypatch.setattr(current, "_name", "")
-    current.remember(ClusterConfig(), tf.distribute.get_strategy(), "mirrored")
+    monkeypatch.setattr(
+        current_cluster_and_strategy, "_strategy", None
+    )  # restored after the test, as are the others
+    monkeypatch.setattr(current_cluster_and_strategy, "_cluster", None)
+    monkeypatch.setattr(current_cluster_and_strategy, "_name", "")
+    current_cluster_and_strategy.remember(ClusterConfig(), tf.distribute.get_strategy(), "mirrored")
     events = []
     with listening(events.append):
         train("strategy.name=auto", "train.epochs=1")

@@ -10,7 +10,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training import session  # noqa: E402
+from tfdist.training import model_session  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.run_batches import steps_per_execution  # noqa: E402  # after the check that TensorFlow is there
 
@@ -101,7 +101,7 @@ def test_epochs_of_some_steps_call_what_keras_calls(steps, together, is_known):
 @pytest.mark.parametrize("has_callback", [False, True])
 def test_a_step_waits_for_what_callbacks_write_before_it(has_callback, monkeypatch):
     indices = Indices()
-    monkeypatch.setattr(session, "settle_writes", lambda strategy: indices.seen.append("settled"))
+    monkeypatch.setattr(model_session, "settle_writes", lambda strategy: indices.seen.append("settled"))
     arrays = np.ones((3, 2), "float32"), np.ones((3, 1), "float32")
     model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")

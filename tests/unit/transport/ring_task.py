@@ -10,8 +10,8 @@ import numpy as np
 
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
+from tfdist.transport.neighbour_connection import make_neighbour
 from tfdist.transport.ring import Ring, Whole
-from tfdist.transport.ring_neighbours import make_neighbour
 from tfdist.transport.tls import TlsConnection
 
 CHUNKS = 3 * (1 << 18)

@@ -14,7 +14,7 @@ from fuzzing import manifest_of, mutated
 from tfdist.transport import channel
 from tfdist.transport.channel import _HEADER, _MARK, _MOST_FUNCTIONS, Channel, SilenceCheck, _Header
 from tfdist.transport.listen_and_call import ExchangeError
-from tfdist.transport.ring_neighbours import _MESSAGE, Neighbour, make_neighbour
+from tfdist.transport.neighbour_connection import _MESSAGE, Neighbour, make_neighbour
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
 
 ARRAYS = [np.arange(700, dtype="float32"), np.arange(6.0).reshape(2, 3)]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination import health_checks
-from tfdist.coordination.health_checks import ServerSilence
+from tfdist.coordination import grpc_health_probe
+from tfdist.coordination.grpc_health_probe import ServerSilence
 from tfdist.errors import ConfigError
 from tfdist.transport import join_ring as joining
 from tfdist.transport.authentication import find_secret
@@ -172,7 +172,7 @@ def test_a_secret_comes_from_a_variable_or_a_file(tmp_path):
 def test_a_neighbour_that_answers_may_compute_for_as_long_as_it_likes(monkeypatch):
     answer = {"one": True, "other": None}
     clock = [100.0]
-    monkeypatch.setattr(health_checks, "answers", answer.get)
+    monkeypatch.setattr(grpc_health_probe, "answers", answer.get)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     asked = ServerSilence({"worker:0": "one", "worker:1": "other"}, None)
 

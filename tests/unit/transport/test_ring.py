@@ -16,8 +16,8 @@ import ring_task
 
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
+from tfdist.transport.neighbour_connection import Neighbour
 from tfdist.transport.ring import Ring, Whole
-from tfdist.transport.ring_neighbours import Neighbour
 from tfdist.transport.tensor_fusion import Fusion
 
 SECONDS = 60

@@ -15,7 +15,7 @@ import tensorflow as tf
 from fuzzing import manifest_of
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health_checks import answering_health_checks
+from tfdist.coordination.grpc_health_probe import answering_health_checks
 from tfdist.transport import shared_memory as shared
 from tfdist.transport import worker_and_ps_ends
 from tfdist.transport.authentication import Proofs

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health_checks import connected
+from tfdist.coordination.grpc_health_probe import connected
 from tfdist.coordination.rendezvous.answer_lead import Member
 from tfdist.coordination.rendezvous.call_members import Lead
 from tfdist.coordination.rendezvous.messages import CLUSTER, Call, Marks, Refused, exchange

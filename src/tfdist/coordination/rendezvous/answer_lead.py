@@ -10,7 +10,7 @@ import msgspec
 
 from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, port_taken
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health_checks import SILENCE_LIMIT, why_silent
+from tfdist.coordination.grpc_health_probe import SILENCE_LIMIT, why_silent
 from tfdist.coordination.rendezvous.messages import (
     MALFORMED,
     MOST_BYTES,

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination.health_checks import connected, reason_of
+from tfdist.coordination.grpc_health_probe import connected, reason_of
 from tfdist.coordination.rendezvous.messages import (
     LONGEST_REASON,
     SECONDS_TO_SPEAK,

@@ -13,17 +13,17 @@ from tfdist import __version__
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.diagnostics.doctor.answer_other_doctors import Answering
-from tfdist.diagnostics.doctor.check_addresses_and_ports import check_addresses, reach_all
+from tfdist.diagnostics.doctor.check_addresses_and_reachability import check_addresses, reach_all
 from tfdist.diagnostics.doctor.check_run import config_digest
 from tfdist.diagnostics.doctor.check_software import Loaded
-from tfdist.diagnostics.doctor.compare_hosts import compare_hosts, compare_meeting
 from tfdist.diagnostics.doctor.expected_speed import check_links, expected_speed
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings, failure_of
 from tfdist.diagnostics.doctor.links import Links, measure_links, measure_to
 from tfdist.diagnostics.doctor.meeting import Meeting
+from tfdist.diagnostics.doctor.missing_and_differing_hosts import compare_hosts, compare_meeting
+from tfdist.diagnostics.doctor.parts_of_run_records import Part
 from tfdist.diagnostics.doctor.protocol import Facts, Participant
 from tfdist.diagnostics.doctor.transport_in_use import ANY_PORT, check_transport
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import Config, Settings
 from tfdist.transport.authentication import find_secret

@@ -11,11 +11,11 @@ from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import PARTS, Part, Plan
+from tfdist.diagnostics.doctor.parts_of_run_records import PARTS, Part, Plan
 from tfdist.diagnostics.environment import bytes_available, memory_left
 from tfdist.diagnostics.estimate_memory_and_traffic import estimate_tasks, one_of_each
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_sizes import ModelSizes, Replicas
+from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas
 
 _SECONDS = 900.0  # the first use of a data set prepares it, and may download it
 _find = Findings(RUN)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
 from tfdist.diagnostics.doctor.links import Links
+from tfdist.diagnostics.doctor.parts_of_run_records import Part
 from tfdist.diagnostics.doctor.protocol import Measured
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part
 from tfdist.errors import ConfigError
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Config

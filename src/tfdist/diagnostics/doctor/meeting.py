@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tfdist.cluster.addresses_and_free_ports import join_address, split_address
 from tfdist.cluster.config import Task
 from tfdist.diagnostics.doctor.answer_other_doctors import Answering
-from tfdist.diagnostics.doctor.names_and_reachability import Reached, reach
+from tfdist.diagnostics.doctor.look_up_and_connect import Reached, reach
 from tfdist.diagnostics.doctor.protocol import Facts, Link, LinkError, Participant, round_trips
 from tfdist.transport.listen_and_call import ConnectError
 

@@ -19,13 +19,13 @@ from tfdist.benchmark.measure_task import measure
 from tfdist.benchmark.task_measurements import Record
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import Data, open_data
-from tfdist.diagnostics.doctor.try_parts_of_run_messages import Part, Plan
+from tfdist.diagnostics.doctor.parts_of_run_records import Part, Plan
 from tfdist.errors import TfdistError
 from tfdist.trainer.check_without_training import check_options, checked_model, described
 from tfdist.trainer.config import Config, read_config
-from tfdist.trainer.measure_model_sizes import memory_of_this_process, sizes_of
+from tfdist.trainer.measure_model_of_config import memory_of_this_process, sizes_of
 from tfdist.trainer.model_and_datasets import steps_per_epoch, total_steps
-from tfdist.trainer.model_sizes import Replicas
+from tfdist.trainer.model_and_replica_sizes import Replicas
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tfdist import __version__
 from tfdist._utils.write_files import write_output, write_whole
 from tfdist.diagnostics.report.comparison import config_differences, names_of, results_side_by_side
-from tfdist.diagnostics.report.confusion_matrix import confusion, mistakes
+from tfdist.diagnostics.report.confusion_matrix_and_mistakes import confusion, mistakes
 from tfdist.diagnostics.report.learning_and_speed_charts import learning_charts, speed_charts
 from tfdist.diagnostics.report.markup import escape, section
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run

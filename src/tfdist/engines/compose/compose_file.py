@@ -19,7 +19,7 @@ from tfdist._utils.write_files import default_cache_dir
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job
-from tfdist.engines.logs_and_exit_status import saved_step_path
+from tfdist.engines.log_files_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, merged, with_options
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError

@@ -26,10 +26,10 @@ from tfdist.engines.compose.compose_file import (
     project_stem,
     service_name,
 )
+from tfdist.engines.follow_logs import Line, read_logs, until_end
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import progress_path
-from tfdist.engines.read_logs import Line, read_logs, until_end
+from tfdist.engines.log_files_and_exit_status import progress_path
 from tfdist.errors import ConfigError, TfdistError
 
 _SECONDS_TO_PULL = 3600.0

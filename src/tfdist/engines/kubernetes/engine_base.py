@@ -20,12 +20,12 @@ import msgspec
 import yaml
 
 from tfdist.engines.client_command import run_client
+from tfdist.engines.follow_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Object
 from tfdist.engines.kubernetes.why_pending import reason_of_events, reason_of_pods
 from tfdist.engines.options_into_section import with_options
-from tfdist.engines.read_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.trainer.sections.engine import KubernetesSection

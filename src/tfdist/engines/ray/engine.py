@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from tfdist.engines.follow_logs import Line, read_logs, until_end
 from tfdist.engines.job_description import CONFIG, RUN_DIR, Job, train_command
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.options_into_section import OptionPath, with_options
 from tfdist.engines.ray.launch import check_resources, needs_ray
-from tfdist.engines.read_logs import Line, read_logs, until_end
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
 from tfdist.trainer.sections.engine import RaySection
 

@@ -15,7 +15,7 @@ from tfdist._utils.write_files import claimed_run_folder, local_path, path_or_ad
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON, train_command
-from tfdist.engines.ray.work import FILES, Work
+from tfdist.engines.ray.tasks_and_resources import FILES, Work
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch_tasks import check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled

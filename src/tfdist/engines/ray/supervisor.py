@@ -23,7 +23,7 @@ from tfdist._utils.check_and_expand_paths import current_folder
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
-from tfdist.engines.ray.work import Work
+from tfdist.engines.ray.tasks_and_resources import Work
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError, one_line
 from tfdist.launcher.environment import SECRET, START
 from tfdist.launcher.launch_tasks import signals_to

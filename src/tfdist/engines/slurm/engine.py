@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.engines.client_command import run_client
+from tfdist.engines.follow_logs import until_end
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.logs_and_exit_status import (
+from tfdist.engines.log_files_and_exit_status import (
     exit_status_path,
     lines_of,
     state_of_array,
     state_of_exit_status,
 )
-from tfdist.engines.read_logs import until_end
 from tfdist.engines.slurm.script import batch_script
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tfdist._utils.config_key_types import Positive, doc
+from tfdist._utils.shared_config_types import Positive, doc
 
 
 class DataSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

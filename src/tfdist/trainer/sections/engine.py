@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tfdist._utils.config_key_types import AboveZero, NotNegative, Positive, doc
+from tfdist._utils.shared_config_types import AboveZero, NotNegative, Positive, doc
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 _SHARING = (

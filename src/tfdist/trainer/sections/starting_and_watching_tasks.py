@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tfdist._utils.config_key_types import Positive, doc
+from tfdist._utils.shared_config_types import Positive, doc
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
 
 

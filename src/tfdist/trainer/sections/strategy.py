@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from tfdist._utils.config_key_types import doc
+from tfdist._utils.shared_config_types import doc
 from tfdist.strategies.options import ProcessOptions, StrategyName
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tfdist._utils.config_key_types import AboveZero, Named, Positive, doc
+from tfdist._utils.shared_config_types import AboveZero, Named, Positive, doc
 
 
 class TrainSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from tfdist.errors import TfdistError
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import CheckpointSaved
 from tfdist.launcher.send_reports import write_saved_step
-from tfdist.training.checkpoints import checkpoint
+from tfdist.training.checkpoints import checkpoint_files
 
 _log = logging.getLogger("tfdist")
 
@@ -49,16 +49,16 @@ class CheckpointWriter:
         Raises:
             StorageError: See `write`.
         """
-        began, kept = time.monotonic(), checkpoint.snapshot(values)
+        began, kept = time.monotonic(), checkpoint_files.snapshot(values)
 
         def write() -> None:
             begun = time.monotonic()
-            checkpoint.save(self._folder, step, kept, facts, files)
+            checkpoint_files.save(self._folder, step, kept, facts, files)
             ended = time.monotonic()
             waited = (ended if self._thread is None else begun) - began
             record(CheckpointSaved(step=step, seconds=ended - began, waited=waited))
             write_saved_step(step)
-            checkpoint.prune(self._folder, self._keep, [*also, step])  # newer ones may be damaged
+            checkpoint_files.prune(self._folder, self._keep, [*also, step])  # newer ones may be damaged
             then()
 
         self.write(write)

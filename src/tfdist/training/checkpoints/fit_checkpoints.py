@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import has_call, is_keras_2
 from tfdist._utils.keras_private import layers_of
-from tfdist._utils.keras_versions import has_call, is_keras_2
 from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.errors import ConfigError, Preempted, TaskLost
-from tfdist.strategies.current import is_chief_of
-from tfdist.training.checkpoints.checkpoint import OF_EPOCH, Checkpoint, check_variables
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume
 from tfdist.training.checkpoints.checkpoint_facts import Facts, Place, refuse_other
+from tfdist.training.checkpoints.checkpoint_files import OF_EPOCH, Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.fit_hooks import FitHooks
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
@@ -51,9 +51,9 @@ from tfdist.training.keras.variables_of_run import (
     set_learning_rate,
     variables_of_tensorflow,
 )
+from tfdist.training.model_session import Phase, Session
 from tfdist.training.run_batches import EpochPart, FitSchedule, steps_per_execution
 from tfdist.training.runners.place_in_data import PlaceInData
-from tfdist.training.session import Phase, Session
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.same_call import check_same_call
 from tfdist.training.workers.stop_together import Agreement

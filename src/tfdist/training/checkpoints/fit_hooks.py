@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfdist.training.data.distribute import Data
 from tfdist.training.keras.callbacks import follow_chief
+from tfdist.training.model_session import Phase, Session
 from tfdist.training.run_batches import EpochPart, FitSchedule
-from tfdist.training.session import Phase, Session
 
 
 class FitHooks:

@@ -18,9 +18,9 @@ import tensorflow as tf
 from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 from tfdist.errors import StorageError
-from tfdist.strategies.ring_all_reduce import RingAllReduce
+from tfdist.strategies.cross_device_ops import RingAllReduce
 from tfdist.strategies.strategy_classes import ring_of
-from tfdist.training.checkpoints.checkpoint import ROUNDING_ERRORS
+from tfdist.training.checkpoints.checkpoint_files import ROUNDING_ERRORS
 
 _log = logging.getLogger("tfdist")
 

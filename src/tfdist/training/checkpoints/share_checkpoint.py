@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist._utils.write_files import remove_partial, storage_errors
 from tfdist.errors import ConfigError
-from tfdist.training.checkpoints.checkpoint import (
+from tfdist.training.checkpoints.checkpoint_files import (
     ABOUT,
     OF_EPOCH,
     Checkpoint,

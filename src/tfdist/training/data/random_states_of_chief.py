@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.current import is_chief_of
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.strategies.share_random_state import share_random_state
 from tfdist.training.workers.exchange_numbers import sum_over_workers
 

@@ -18,6 +18,7 @@ from tfdist._utils.tf_private import (
 )
 from tfdist.errors import DataError
 from tfdist.training.data.check_caches import check_caches
+from tfdist.training.data.data_part_progress import NO_PART, PartsOfData
 from tfdist.training.data.dataset_workarounds import untuned
 from tfdist.training.data.inspect_dataset import (
     chain_of,
@@ -26,7 +27,6 @@ from tfdist.training.data.inspect_dataset import (
     is_too_large_to_send,
 )
 from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
-from tfdist.training.data.parts_of_data import NO_PART, PartsOfData
 
 _NUMBER = tf.TensorSpec([], tf.int64)
 # All workers get the graph of a function, with the arrays of all parts.

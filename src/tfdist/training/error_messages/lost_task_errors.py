@@ -10,10 +10,10 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import addresses_of
 from tfdist.coordination.end_announcements import keep_servers_at_exit
-from tfdist.coordination.health_checks import answers
-from tfdist.coordination.heartbeat import is_continued_without
+from tfdist.coordination.grpc_health_probe import answers
+from tfdist.coordination.heartbeat_watch import is_continued_without
 from tfdist.errors import TaskLost
-from tfdist.strategies.current import is_chief_of
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.training.error_messages.uneven_rows import uneven_rows
 from tfdist.training.error_messages.whole_batch_size_errors import explaining_sizes
 from tfdist.training.workers.same_call import in_call, why_out_of_step

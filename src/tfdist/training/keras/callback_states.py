@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import is_of_keras
-from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError, shown
 
 # Public attributes of Keras's callbacks that change during the training.

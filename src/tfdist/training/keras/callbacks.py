@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.keras_private import (
     add_slots,
     allow_any_strategy,
@@ -12,12 +13,11 @@ from tfdist._utils.keras_private import (
     epoch_to_resume,
     epoch_to_resume_keras_2,
 )
-from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.nested_optimizers import optimizer_variables
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.strategies.current import is_chief_of
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.training.keras.variables_of_run import optimizers_beside
 from tfdist.training.workers.exchange_numbers import take_from_chief
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.keras_private import (
     adapters_of_keras_2,
     are_arrays,
@@ -23,7 +24,6 @@ from tfdist._utils.keras_private import (
     epoch_iterator,
     split_arrays,
 )
-from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import made_by_compile
-from tfdist._utils.keras_versions import keras_of
 
 _ATTRIBUTE = "_tfdist_traces"
 _FUNCTIONS = ("train_function", "test_function", "predict_function")

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.keras_private import is_compiled, layers_of
-from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.nested_optimizers import optimizers_within
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import worker_count

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.keras_private import layers_of, learning_rate_variable, variable_of_tensorflow
-from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.nested_optimizers import optimizer_variables, optimizers_within, without_loss_scale
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.calls_between_tasks import fetch

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.keras_private import (
     cast_as_layers_do,
     excludes_from_decay,
@@ -20,7 +21,6 @@ from tfdist._utils.keras_private import (
     uncast_value,
     updated_by,
 )
-from tfdist._utils.keras_versions import is_keras_2, keras_of
 from tfdist._utils.nested_optimizers import optimizers_within, without_loss_scale
 from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import ShardedVariable, is_shard, local_value

@@ -17,7 +17,7 @@ from tfdist._utils.keras_private import (
     layers_of,
     masked_moments_synchronized,
 )
-from tfdist.strategies.scale_gradients import with_values
+from tfdist.strategies.gradient_arithmetic import with_values
 
 
 @contextlib.contextmanager

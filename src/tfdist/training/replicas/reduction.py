@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist._utils.indices_by_key import indices_by_key
 from tfdist._utils.tf_private import cross_device_ops_of
 from tfdist.errors import DataError
-from tfdist.strategies.scale_gradients import scaled
+from tfdist.strategies.gradient_arithmetic import scaled
 from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.replicas.sparse_gradients import summed
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.operations_behind import captured
-from tfdist.strategies.scale_gradients import scaled, shaped
+from tfdist.strategies.gradient_arithmetic import scaled, shaped
 from tfdist.training.replicas.graph_queries import is_length, passed_on
 
 # Operations that repeat rows for each example, or return the number of examples.

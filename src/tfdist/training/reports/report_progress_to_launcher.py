@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import keras_of
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed
-from tfdist.strategies.current import is_chief_of, made_with
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of, made_with
 from tfdist.training.reports.logs import as_scalars
 from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow, TrainingClock

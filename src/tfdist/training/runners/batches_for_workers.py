@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
+from tfdist.training.data.data_part_progress import PartsOfData
 from tfdist.training.data.dataset_workarounds import untuned_on_devices
-from tfdist.training.data.parts_of_data import PartsOfData
 from tfdist.training.runners.graphs_for_workers import GraphsOfBatches, WorkerGraph
 from tfdist.training.runners.place_in_data import PlaceInData
 

@@ -15,11 +15,11 @@ from tfdist._utils.profiler_span import WAITING, span
 from tfdist._utils.tf_private import has_failed, only_trace, schedule_traced, traced_by_chief
 from tfdist.cluster.config import Task
 from tfdist.coordination.calls_between_tasks import addresses_of
-from tfdist.coordination.own_tcp_sockets import break_connections, peers_last_at
+from tfdist.coordination.find_and_break_connections import break_connections, peers_last_at
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TaskLost
-from tfdist.training.data.parts_of_data import PartsOfData
+from tfdist.training.data.data_part_progress import PartsOfData
 from tfdist.training.error_messages.lost_task_errors import are_lost, is_about_a_task, named, silent_tasks
 from tfdist.training.parameter_servers.await_server_writes import settle_writes
 from tfdist.training.parameter_servers.variable_cache import new_call

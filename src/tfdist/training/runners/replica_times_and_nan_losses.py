@@ -15,8 +15,8 @@ from tfdist._utils.tf_private import eager_context, worker_count
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import TaskSpeed
-from tfdist.strategies.scale_gradients import tensors_of
-from tfdist.training.parameter_servers.worker_values_in_graph import worker_index
+from tfdist.strategies.gradient_arithmetic import tensors_of
+from tfdist.training.parameter_servers.worker_index_and_tables import worker_index
 
 _COLUMNS = 5
 SECONDS, STEPS, _NAN, _INFINITE, EXAMPLES = range(_COLUMNS)

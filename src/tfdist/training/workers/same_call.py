@@ -15,7 +15,7 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
-from tfdist.coordination.end_tasks_out_of_step import CallWatch
+from tfdist.coordination.out_of_step_watch import CallWatch
 from tfdist.errors import ConfigError, first_line
 from tfdist.training.workers.exchange_numbers import sum_over_workers
 

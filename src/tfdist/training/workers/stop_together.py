@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import is_of_keras
-from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_watch import EXCHANGE, doing
+from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 from tfdist.training.workers.exchange_numbers import sum_over_workers
-from tfdist.training.workers.steps_per_call import StepsPerCall
 
 # The hooks of callbacks within each phase. A callback ends a phase by the attribute stop_PHASE of the model.
 _HOOKS = {

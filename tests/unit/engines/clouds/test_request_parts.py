@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.engines import read_logs
+from tfdist.engines import follow_logs
 from tfdist.engines.clouds import vertex as vertex_module
 from tfdist.engines.clouds.sagemaker import SageMaker
 from tfdist.engines.clouds.vertex import Vertex
@@ -317,7 +317,7 @@ def test_followed_logs_have_lines_that_arrive_after_newer_ones_once(monkeypatch)
     monkeypatch.setattr(engine, "state", lambda submission: (next(states), ""))
     monkeypatch.setattr(vertex_module, "_one_line_errors", contextlib.nullcontext)
     monkeypatch.setattr(vertex_module, "_SECONDS_BETWEEN_READS", 0.0)
-    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     tasks = ("chief:0", "worker:0", "ps:0")
     submission = Submission(Handle("vertex", "p.r", "7"), "x", Path("/gcs/x"), tasks, "tfdist submit")
     assert list(engine.logs(submission, tasks, follow=True)) == [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tfdist.engines import read_logs
+from tfdist.engines import follow_logs
 from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
@@ -358,7 +358,7 @@ def kubectl(monkeypatch):
 
     install.texts = texts
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     return install
 
 
@@ -374,7 +374,7 @@ def logs(follow, tasks=("chief:0",), printed=None):
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_an_error_of_kubectl_ends_the_logs(kubectl, monkeypatch, follow):
-    monkeypatch.setattr(read_logs, "_SECONDS_OF_FAILURES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_OF_FAILURES", 0.0)
     calls = kubectl(LOST)
     with pytest.raises(ConfigError, match=r"^logs of chief:0: kubectl get: connection refused$"):
         logs(follow)
@@ -420,7 +420,7 @@ def test_a_connection_of_followed_logs_that_is_lost_continues_after_the_last_lin
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     has_ended, states = iter([False, True, True]), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
     monkeypatch.setattr(
         kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("pod", "1", next(has_ended))]
@@ -439,7 +439,7 @@ def test_a_pod_that_is_made_again_under_its_name_is_followed(monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     pods, states = iter("112"), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
     monkeypatch.setattr(kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("x-0", next(pods), True)])
     monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))

@@ -13,7 +13,7 @@ import pytest
 
 import tfdist.ray
 from tfdist._utils import object_store
-from tfdist.engines import read_logs
+from tfdist.engines import follow_logs
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.ray import engine
@@ -200,7 +200,7 @@ def test_output_that_is_followed_is_sent_once_and_a_lost_connection_repeats_no_l
     client_module = SimpleNamespace(JobSubmissionClient=lambda address: client)
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(job_submission=client_module))
     monkeypatch.setitem(sys.modules, "ray.job_submission", client_module)
-    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     monkeypatch.setattr(engine, "_SECONDS_BETWEEN_READS", 0.0)
     ray = Ray()
     monkeypatch.setattr(ray, "state", lambda _: (next(states), ""))

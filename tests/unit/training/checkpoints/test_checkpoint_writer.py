@@ -62,7 +62,7 @@ def test_the_error_that_ends_a_run_comes_first(caplog, tmp_path):
 
 def test_what_is_written_is_not_changed_by_training():
     tf = pytest.importorskip("tensorflow")
-    from tfdist.training.checkpoints.checkpoint import snapshot
+    from tfdist.training.checkpoints.checkpoint_files import snapshot
 
     array = np.ones(1000)
     variables = {name: tf.Variable(tf.ones([1000])) for name in ("assigned", "added", "scattered", "trained")}

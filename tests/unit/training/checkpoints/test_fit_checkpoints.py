@@ -15,8 +15,8 @@ from tfdist.errors import ConfigError, DataError, Preempted
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.checkpoints import fit_checkpoints  # noqa: E402
-from tfdist.training.checkpoints.checkpoint import list_steps  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
+from tfdist.training.checkpoints.checkpoint_files import list_steps  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.keras.callback_states import CallbackState, load_states, states_of, weights_of  # noqa: E402
@@ -448,7 +448,7 @@ def test_the_folder_is_one_of_this_machine(folder):
 
 
 def test_facts_of_something_else_are_one_line(tmp_path):
-    from tfdist.training.checkpoints.checkpoint import save
+    from tfdist.training.checkpoints.checkpoint_files import save
 
     save(tmp_path, 3, {"a": tf.zeros([2])}, {"trained": {}})
     with pytest.raises(ConfigError, match="is not a checkpoint of fit"):

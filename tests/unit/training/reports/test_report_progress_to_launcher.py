@@ -14,7 +14,7 @@ from tfdist.launcher.run_events import (  # noqa: E402
     RunStarted,
     TaskSpeed,
 )
-from tfdist.strategies import current  # noqa: E402
+from tfdist.strategies import current_cluster_and_strategy  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.reports import report_progress_to_launcher  # noqa: E402
 from tfdist.training.reports.report_progress_to_launcher import FitReports  # noqa: E402
@@ -26,9 +26,9 @@ keras = tf.keras
 @pytest.fixture
 def strategy(monkeypatch):
     made = tf.distribute.OneDeviceStrategy("/device:CPU:0")
-    monkeypatch.setattr(current, "_strategy", made)
-    monkeypatch.setattr(current, "_cluster", ClusterConfig.local(workers=1))
-    monkeypatch.setattr(current, "_name", "one_device")
+    monkeypatch.setattr(current_cluster_and_strategy, "_strategy", made)
+    monkeypatch.setattr(current_cluster_and_strategy, "_cluster", ClusterConfig.local(workers=1))
+    monkeypatch.setattr(current_cluster_and_strategy, "_name", "one_device")
     return made
 
 
@@ -110,9 +110,9 @@ class _Strategy:
 @pytest.fixture
 def two_workers(monkeypatch):
     strategy = _Strategy()
-    monkeypatch.setattr(current, "_strategy", strategy)
-    monkeypatch.setattr(current, "_cluster", ClusterConfig.local(workers=2))
-    monkeypatch.setattr(current, "_name", "multi_worker_mirrored")
+    monkeypatch.setattr(current_cluster_and_strategy, "_strategy", strategy)
+    monkeypatch.setattr(current_cluster_and_strategy, "_cluster", ClusterConfig.local(workers=2))
+    monkeypatch.setattr(current_cluster_and_strategy, "_name", "multi_worker_mirrored")
     return strategy
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.coordination import end_stalled_workers
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
-from tfdist.training.data.parts_of_data import PartsOfData
+from tfdist.training.data.data_part_progress import PartsOfData
 from tfdist.training.data.sent_execution import Execution
 from tfdist.training.runners import pending_executions
 from tfdist.training.runners.pending_executions import ScheduledExecutions

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import masks_weighed_by
-from tfdist._utils.keras_versions import keras_of
 
 _MEANS = ("auto", "sum_over_batch_size")
 _REPLACING = threading.RLock()

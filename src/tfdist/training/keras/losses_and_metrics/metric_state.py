@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_within, variables_of_metric
-from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.errors import ConfigError
-from tfdist.strategies.current import is_chief_of
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.reduction import shared_mean

@@ -37,7 +37,7 @@ from tfdist._utils.nested_optimizers import (
 )
 from tfdist._utils.temporary_patches import attributes_set
 from tfdist.errors import ConfigError
-from tfdist.strategies.scale_gradients import divided, tensors_of
+from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused
 from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import as_in_keras, flat_logs, is_keras_2
+from tfdist._utils.keras_2_and_3 import as_in_keras, flat_logs, is_keras_2
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError

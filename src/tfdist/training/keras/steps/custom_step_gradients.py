@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.strategies.scale_gradients import shaped, tensors_of, with_values
+from tfdist.strategies.gradient_arithmetic import shaped, tensors_of, with_values
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.graph_queries import followed
 from tfdist.training.replicas.means_and_sums_in_graph import is_linear

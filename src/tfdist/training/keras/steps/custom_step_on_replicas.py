@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import flat_logs
 from tfdist._utils.keras_private import compiled_metrics_are_built, layers_of
-from tfdist._utils.keras_versions import flat_logs
 from tfdist._utils.nested_optimizers import is_loss_scaler
 from tfdist._utils.tf_private import PolymorphicFunction, code_of, traced_by_chief
 from tfdist.errors import ConfigError

@@ -12,13 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import is_of_keras, updated_by, variable_of_tensorflow
-from tfdist._utils.keras_versions import keras_of
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.temporary_patches import methods_replaced
 from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES, is_recording
 from tfdist.errors import ConfigError
-from tfdist.strategies.scale_gradients import with_values
+from tfdist.strategies.gradient_arithmetic import with_values
 from tfdist.training.keras.layer_writes import AVERAGED
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState

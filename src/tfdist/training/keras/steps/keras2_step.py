@@ -4,10 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_versions import as_in_keras
+from tfdist._utils.keras_2_and_3 import as_in_keras
 from tfdist._utils.nested_optimizers import without_loss_scale
 from tfdist.errors import ConfigError
-from tfdist.strategies.scale_gradients import divided
+from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.losses_and_metrics.keras2_masks import masks_of_whole_batch
 from tfdist.training.keras.model_checks import reductions, uses_xla

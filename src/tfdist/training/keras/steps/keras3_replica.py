@@ -7,16 +7,20 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import call_model
-from tfdist._utils.keras_versions import keras_of
-from tfdist.strategies.scale_gradients import shaped, with_values
+from tfdist.strategies.gradient_arithmetic import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.layer_writes import LayerWrites
+from tfdist.training.keras.losses_and_metrics.batch_counts_and_losses import (
+    NOTHING_COUNTED,
+    StepSums,
+    SumsLayout,
+)
+from tfdist.training.keras.losses_and_metrics.compute_loss import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
-from tfdist.training.keras.losses_and_metrics.model_losses import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import BatchMeans
-from tfdist.training.keras.losses_and_metrics.step_sums import NOTHING_COUNTED, StepSums, SumsLayout
 from tfdist.training.keras.model_checks import has_own, uses_xla
 from tfdist.training.keras.optimizers.optimizer import adds_rows_up
 from tfdist.training.keras.rng import GraphSeed, Randomness

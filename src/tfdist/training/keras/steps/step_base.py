@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import variable_of_tensorflow
-from tfdist._utils.keras_versions import keras_of
 from tfdist.errors import ConfigError
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.model_checks import uses_xla

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.training.keras.steps.bias_gradients import biases_apart
-from tfdist.training.session import Session
+from tfdist.training.model_session import Session
 
 keras = tf.keras
 RANDOM = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tfdist.coordination import end_tasks_out_of_step
-from tfdist.coordination.end_tasks_out_of_step import CallWatch
+from tfdist.coordination import out_of_step_watch
+from tfdist.coordination.out_of_step_watch import CallWatch
 from tfdist.errors import ConfigError, Preempted, TaskLost
 
 SECONDS = 30.0
@@ -88,8 +88,8 @@ class Task:
 @pytest.fixture
 def cluster(monkeypatch):
     """Yield a function that starts tasks; end their threads afterwards."""
-    monkeypatch.setattr(end_tasks_out_of_step, "_SECONDS_BETWEEN_CHECKS", 0.05)
-    monkeypatch.setattr(end_tasks_out_of_step, "_SECONDS_TO_HEAR", 0.1)
+    monkeypatch.setattr(out_of_step_watch, "_SECONDS_BETWEEN_CHECKS", 0.05)
+    monkeypatch.setattr(out_of_step_watch, "_SECONDS_TO_HEAR", 0.1)
     monkeypatch.delattr("sys.last_type", raising=False)
     started = []
 
@@ -101,7 +101,7 @@ def cluster(monkeypatch):
     yield start
     for task in reversed(started):  # the first one last
         task.watch.close()
-        end_tasks_out_of_step.atexit.unregister(task.watch.close)
+        out_of_step_watch.atexit.unregister(task.watch.close)
         for thread in (task.watch._ticker, *task.watch._messages.listeners.values()):
             assert not thread.is_alive()
 
@@ -260,7 +260,7 @@ def test_a_task_that_is_busy_is_named_once_by_the_one_that_waits(cluster, caplog
         return [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
 
     with caplog.at_level(logging.WARNING, "tfdist"), tasks[waiting].watch.call("predict", meets=True):
-        until(lambda: tasks[0].watch._wait._key != end_tasks_out_of_step._NOBODY, "nobody waits")
+        until(lambda: tasks[0].watch._wait._key != out_of_step_watch._NOBODY, "nobody waits")
         time.sleep(0.3)
         assert warned() == []
         for now, count in ((31.0, 1), (60.0, 1), (340.0, 2)):
@@ -300,7 +300,7 @@ def test_without_a_connection_nothing_is_compared_and_the_end_does_not_wait(clus
         assert other.watch.why_broken(0.3, is_broken=True) is None
     began = time.monotonic()
     other.watch.close()
-    assert time.monotonic() - began < end_tasks_out_of_step._SECONDS_TO_CLOSE
+    assert time.monotonic() - began < out_of_step_watch._SECONDS_TO_CLOSE
 
 
 def test_one_that_is_not_heard_any_more_is_not_taken_for_one_that_stays_behind(cluster):

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tfdist._utils.indices_by_key import indices_by_key
 from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, is_branch_or_loop, mirrored
 from tfdist.strategies.exchange_thread import ExchangeThread
+from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.strategies.gradient_buckets import GradientBuckets
-from tfdist.strategies.scale_gradients import divided, tensors_of
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.write_files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.heartbeat_watch import Watcher
 from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError

@@ -14,9 +14,9 @@ from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.errors import ConfigError, TaskLost, shown
 from tfdist.remote.reduction import Operation, Parts, reduced, size_of
 from tfdist.remote.task_pool import Pool
-from tfdist.strategies.connect import connecting, is_connected
 from tfdist.strategies.devices_and_threads import check_device_name, configure_devices, threads_to_wait
 from tfdist.strategies.options import Device
+from tfdist.strategies.wait_then_connect import connecting, is_connected
 
 _log = logging.getLogger("tfdist")
 

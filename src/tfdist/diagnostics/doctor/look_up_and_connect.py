@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tfdist.coordination.background_threads import each_in_time
-from tfdist.coordination.health_checks import connected, reason_of
+from tfdist.coordination.grpc_health_probe import connected, reason_of
 
 _SECONDS_FOR_NAMES = 10.0
 _A_STRANGER = ("192.0.2.1", 9)  # RFC 5737: nobody's; nothing is sent there

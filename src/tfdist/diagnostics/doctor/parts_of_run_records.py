@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tfdist.trainer.model_sizes import ModelSizes
+from tfdist.trainer.model_and_replica_sizes import ModelSizes
 
 PARTS = ("strategy", "data", "model", "speed")
 

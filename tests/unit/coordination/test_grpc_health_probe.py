@@ -5,8 +5,8 @@ import resource
 import socket
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.health_checks import answering_health_checks, answers
-from tfdist.coordination.own_tcp_sockets import peers_at, peers_last_at
+from tfdist.coordination.find_and_break_connections import peers_at, peers_last_at
+from tfdist.coordination.grpc_health_probe import answering_health_checks, answers
 
 
 def address():

@@ -8,15 +8,15 @@ import threading
 import pytest
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.coordination import heartbeat
-from tfdist.coordination.health_checks import HTTP2_SETTINGS
-from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination import heartbeat_watch
+from tfdist.coordination.grpc_health_probe import HTTP2_SETTINGS
+from tfdist.coordination.heartbeat_watch import Watcher
 
 # What a task does that waits in a call which never returns.
 WAITS = """
 import logging, socket, sys, time
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.heartbeat_watch import Watcher
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 lead, other, spared, seconds = sys.argv[1:]
@@ -82,7 +82,7 @@ def test_an_evaluator_that_was_there_and_falls_silent_is_named():
 WITH_EVALUATOR = """
 import logging, sys, threading, time
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.heartbeat import Watcher
+from tfdist.coordination.heartbeat_watch import Watcher
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 is_named = threading.Event()
@@ -107,15 +107,15 @@ def test_a_task_without_files_breaks_the_connections_when_it_has_some(silent, mo
     def break_connections(peers, of):
         asked.append(of)
         if len(asked) == 1:
-            assert not heartbeat.is_continued_without(Task("worker", 0))
+            assert not heartbeat_watch.is_continued_without(Task("worker", 0))
             return None
         is_broken.set()
         return 1
 
-    monkeypatch.setattr(heartbeat, "break_connections", break_connections)
+    monkeypatch.setattr(heartbeat_watch, "break_connections", break_connections)
     cluster = ClusterConfig(chief=["127.0.0.1:1"], worker=[silent]).with_task("chief", 0)
     with Watcher(cluster, heartbeat_timeout=0.5, spared=["worker"]):
         assert is_broken.wait(30)
     assert set(asked) == {"worker:0"}
-    assert heartbeat.is_continued_without(Task("worker", 0))
-    heartbeat._continued_without.clear()
+    assert heartbeat_watch.is_continued_without(Task("worker", 0))
+    heartbeat_watch._continued_without.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.coordination.bytes_sent import count_as_sent
-from tfdist.coordination.health_checks import reason_of
+from tfdist.coordination.grpc_health_probe import reason_of
 from tfdist.transport.authentication import Connection
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError
 from tfdist.transport.shared_memory import Shared, share_memory

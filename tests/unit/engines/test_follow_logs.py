@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.engines import read_logs
+from tfdist.engines import follow_logs
 from tfdist.engines.client_command import run_client
 from tfdist.engines.clouds import sagemaker as sagemaker_module
 from tfdist.engines.clouds import vertex as vertex_module
@@ -33,7 +33,7 @@ def no_pauses(monkeypatch):
         monkeypatch.setattr(module, "_SECONDS_BETWEEN_READS", 0.0)
     for module in (sagemaker_module, vertex_module):
         monkeypatch.setattr(module, "_one_line_errors", contextlib.nullcontext)
-    monkeypatch.setattr(read_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
 
 
 def printed_by(lines, error, match):
@@ -64,30 +64,30 @@ def rounds_of(*rounds):
 
 def test_the_first_of_several_errors_is_raised_after_the_lines_of_the_others():
     logs, _ = rounds_of({"worker:0": GONE, "worker:1": ["a"], "worker:2": DOWN})
-    lines = read_logs.read_logs(logs, None, 0.0)
+    lines = follow_logs.read_logs(logs, None, 0.0)
     found = printed_by(lines, StorageError, r"^logs of worker:0 and 1 more: disk: cannot be read: Input")
     assert found == [("worker:1", "a")]
 
 
 def test_a_followed_log_that_can_be_read_again_has_no_error_in_the_end(capsys):
     rounds = {"worker:0": GONE, "worker:1": ["a"]}, {"worker:0": GONE}, {"worker:0": ["b"], "worker:1": ["c"]}
-    lines = list(read_logs.read_logs(*rounds_of(*rounds), 0.0))
+    lines = list(follow_logs.read_logs(*rounds_of(*rounds), 0.0))
     assert lines == [("worker:1", "a"), ("worker:0", "b"), ("worker:1", "c")]
     assert capsys.readouterr().err == "tfdist: logs of worker:0: disk: cannot be read: Input/output error\n"
 
 
 def test_a_followed_log_that_stays_unreadable_ends_with_its_error():
     rounds = {"worker:0": GONE, "worker:1": ["a"]}, {"worker:0": GONE, "worker:1": ["b"]}
-    lines = read_logs.read_logs(*rounds_of(*rounds), 0.0)
+    lines = follow_logs.read_logs(*rounds_of(*rounds), 0.0)
     assert printed_by(lines, StorageError, "^logs of worker:0: ") == [("worker:1", "a"), ("worker:1", "b")]
 
 
 def test_an_engine_that_does_not_answer_for_a_while_ends_no_followed_log(monkeypatch, capsys):
     rounds = DOWN, {"worker:0": ["a"]}, DOWN, DOWN, {"worker:0": ["b"]}
-    assert list(read_logs.read_logs(*rounds_of(*rounds), 0.0)) == [("worker:0", "a"), ("worker:0", "b")]
+    assert list(follow_logs.read_logs(*rounds_of(*rounds), 0.0)) == [("worker:0", "a"), ("worker:0", "b")]
     assert capsys.readouterr().err == 2 * "tfdist: engine: connection refused\n"
-    monkeypatch.setattr(read_logs, "_SECONDS_OF_FAILURES", 0.0)
-    lines = read_logs.read_logs(*rounds_of(*rounds), 0.0)
+    monkeypatch.setattr(follow_logs, "_SECONDS_OF_FAILURES", 0.0)
+    lines = follow_logs.read_logs(*rounds_of(*rounds), 0.0)
     assert printed_by(lines, ConfigError, "^engine: connection refused$") == []
 
 

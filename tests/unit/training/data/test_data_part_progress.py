@@ -10,7 +10,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist._utils.tf_private import asked_when_sent  # noqa: E402
 from tfdist.coordination.end_stalled_workers import WorkerExecutions  # noqa: E402
-from tfdist.training.data.parts_of_data import NO_PART, PartsOfData  # noqa: E402
+from tfdist.training.data.data_part_progress import NO_PART, PartsOfData  # noqa: E402
 from tfdist.training.data.sent_execution import Execution  # noqa: E402
 
 

@@ -1,6 +1,6 @@
 """Lock a file for the shell that has opened it, which keeps the lock for as long as it runs.
 
-python -m tfdist.engines.hold_lock DESCRIPTOR
+python -m tfdist.engines.lock_for_shell_script DESCRIPTOR
 
 The script of a job runs this when it continues the job; not every machine has flock(1).
 """

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from tfdist.coordination import own_tcp_sockets as broken
-from tfdist.coordination.own_tcp_sockets import break_connections, own_sockets, peers_at
+from tfdist.coordination import find_and_break_connections as broken
+from tfdist.coordination.find_and_break_connections import break_connections, own_sockets, peers_at
 
 ADDRESSES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::ffff:127.0.0.1")]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import ConfigError, DataError, StorageError
-from tfdist.export.find_export import find_export, set_latest, write_metadata
+from tfdist.export.export_folder import find_export, set_latest, write_metadata
 
 
 def exported(folder, **about):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tfdist.training.workers import steps_per_call
-from tfdist.training.workers.steps_per_call import StepsPerCall
+from tfdist.training.workers import choose_steps_per_call
+from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(steps_per_call.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(choose_steps_per_call.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import TaskThreads, end_process
-from tfdist.coordination.health_checks import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
-from tfdist.coordination.own_tcp_sockets import break_connections, peers_at
+from tfdist.coordination.find_and_break_connections import break_connections, peers_at
+from tfdist.coordination.grpc_health_probe import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
 from tfdist.errors import TaskLost
 from tfdist.launcher.send_reports import report_silent
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.diagnostics.doctor.check_addresses_and_ports import of_reached
+from tfdist.diagnostics.doctor.check_addresses_and_reachability import of_reached
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
+from tfdist.diagnostics.doctor.look_up_and_connect import Reached
 from tfdist.diagnostics.doctor.meeting import Meeting, Met
-from tfdist.diagnostics.doctor.names_and_reachability import Reached
 from tfdist.diagnostics.doctor.protocol import Facts
 
 _MOST_SECONDS_APART = 1.0

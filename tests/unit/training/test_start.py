@@ -9,7 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tfdist.training import join_cluster  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.training import start  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
 
@@ -51,13 +51,13 @@ def test_the_scope_and_one_batch_are_those_of_one_process() -> None:
 def test_one_replica_in_one_process_predicts_a_batch_by_keras_itself(monkeypatch: Any) -> None:
     for name in ("fit", "evaluate", "predict", "predict_on_batch", "train_on_batch", "test_on_batch"):
         monkeypatch.setattr(keras.Model, name, getattr(keras.Model, name))
-    monkeypatch.setattr(join_cluster, "save_and_load_outside_scopes", lambda: None)
+    monkeypatch.setattr(start, "save_and_load_outside_scopes", lambda: None)
 
     def predict_on_batch(*_: Any) -> None:
         raise AssertionError("this is for several replicas")
 
-    monkeypatch.setattr(join_cluster, "predict_on_batch", predict_on_batch)
-    join_cluster._replace_methods_of_keras()
+    monkeypatch.setattr(start, "predict_on_batch", predict_on_batch)
+    start._replace_methods_of_keras()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
     assert model.predict_on_batch(np.ones((3, 2))).shape == (3, 1)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.trainer.config import Config
-from tfdist.trainer.measure_model_sizes import measure_model
+from tfdist.trainer.measure_model_of_config import measure_model
 
 layers = tf.keras.layers
 IS_KERAS_2 = tf.keras.__version__.startswith("2.")

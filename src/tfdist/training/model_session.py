@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import build_for, has_call, is_keras_2, keras_of
 from tfdist._utils.keras_private import build_model, build_model_eagerly
-from tfdist._utils.keras_versions import build_for, has_call, is_keras_2, keras_of
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
 from tfdist.training.data.dataset_workarounds import with_none

@@ -11,7 +11,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.only_peers import ONLY_PEERS
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings
-from tfdist.diagnostics.doctor.names_and_reachability import (
+from tfdist.diagnostics.doctor.look_up_and_connect import (
     Names,
     Reached,
     is_local,

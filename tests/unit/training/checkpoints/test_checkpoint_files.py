@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, StorageError
-from tfdist.training.checkpoints.checkpoint import (
+from tfdist.training.checkpoints.checkpoint_files import (
     Checkpoint,
     check_variables,
     find_newest,

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.training.keras.losses_and_metrics.compute_loss import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.loss_parts import mean_of
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
-from tfdist.training.keras.losses_and_metrics.model_losses import Losses, ModelLosses
 from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import NO_NUMBERS, BatchMeans, Numbers
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from glob import escape
 from pathlib import Path
 
+from tfdist.engines.follow_logs import Line, read_logs
 from tfdist.engines.job_handle_and_state import State, Submission
-from tfdist.engines.read_logs import Line, read_logs
 from tfdist.errors import StorageError
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.report_messages import read_reports
