@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from tfdist._utils.check_and_expand_paths import path_or_address
 from tfdist._utils.read_untrusted_files import read_json_file
-from tfdist._utils.write_files import path_or_address
 from tfdist.errors import ConfigError, DataError, TfdistError
 from tfdist.export.export_folder import find_export, write_metadata
 

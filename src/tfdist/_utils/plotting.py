@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.write_files import local_path, storage_errors
+from tfdist._utils.check_and_expand_paths import local_path
+from tfdist._utils.write_files import storage_errors
 from tfdist.errors import ConfigError
 
 

@@ -9,97 +9,13 @@ import re
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tfdist._utils.check_and_expand_paths import expanded_path
-from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError, shown
+from tfdist.errors import ConfigError, StorageError, TaskLost, TfdistError
 
-_LONGEST_NAME = 255  # bytes, of a file on Linux
 _STREAM = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/([0-9]{1,9})")  # of this process
-_BUCKETS = Path("/gcs")  # where Vertex AI mounts all buckets by Cloud Storage FUSE
-
-
-def default_cache_dir() -> Path:
-    """Return the folder for prepared data: TFDIST_CACHE_DIR, or tfdist in the user's cache folder."""
-    if chosen := os.environ.get("TFDIST_CACHE_DIR"):
-        return local_path(chosen, "TFDIST_CACHE_DIR")
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return expanded_path(usual, "cache folder", "Set TFDIST_CACHE_DIR to a folder of yours") / "tfdist"
-
-
-def local_path(text: str, where: str) -> Path:
-    """Return the path that a user has given, which must be one of this machine, with a home folder for ~.
-
-    Raises:
-        ConfigError: It is an address of an object store, of which pathlib would make a local folder.
-    """
-    place = path_or_address(text, where)
-    if isinstance(place, Path):
-        return expanded_path(place, where)
-    remedy = "Mount the bucket, or copy from and to it before and after the run"
-    raise ConfigError(where, expected="a path of this machine", received=shown(text), remedy=remedy)
-
-
-def path_or_address(text: str, where: str) -> Path | str:
-    """Return the path that a user has given, or the address of an object store as text, without a last slash.
-
-    gs://bucket/folder is /gcs/bucket/folder if the bucket is mounted there, as Vertex AI does.
-
-    Raises:
-        ConfigError: It is an address without a bucket, or not a possible name.
-    """
-    try:
-        is_name = "\0" not in text and max(map(len, text.encode().split(b"/"))) <= _LONGEST_NAME
-    except UnicodeEncodeError:  # os.fsdecode's form of such bytes, which TensorFlow does not take
-        raise ConfigError(where, f"{shown(text)} is not UTF-8", remedy="Rename it") from None
-    if not is_name:
-        expected = f"names without NUL, of at most {_LONGEST_NAME} bytes"
-        raise ConfigError(where, expected=expected, received=shown(text))
-    scheme, is_address, rest = text.partition("://")
-    if not is_address:
-        return Path(text)
-    bucket, _, folder = rest.partition("/")
-    if not bucket.strip("."):
-        expected = "an address such as gs://bucket/folder"
-        raise ConfigError(where, expected=expected, received=shown(text))
-    if scheme == "gs" and (_BUCKETS / bucket).is_dir():
-        return _BUCKETS / bucket / folder.strip("/")
-    return text.rstrip("/")
-
-
-def stamped_run_folder(name: str) -> Path:
-    """Return runs/NAME-DATE-TIME of this second, which another run may have taken."""
-    return Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def new_run_folder(name: str) -> Path:
-    """Make a folder for a run that nobody else has, and return it: runs/NAME-DATE-TIME, or with -2."""
-    stem, more = stamped_run_folder(name), 1
-    while True:
-        folder = stem if more == 1 else stem.with_name(f"{stem.name}-{more}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            more += 1  # another run began in this second
-        except OSError as error:
-            problem, remedy = f"{folder} cannot be made: {error.strerror}", "Choose one that you may write to"
-            raise ConfigError("run_dir", problem, remedy=remedy) from None
-        else:
-            return folder
-
-
-@contextlib.contextmanager
-def claimed_run_folder(name: str) -> Iterator[Path]:
-    """Yield a folder that `new_run_folder` makes; remove it if the block leaves it empty."""
-    folder = new_run_folder(name)
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):  # it has files, or somebody has removed it
-            folder.rmdir()
 
 
 def write_whole(path: Path, data: bytes, *, is_private: bool = False) -> None:

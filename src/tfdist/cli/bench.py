@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from tfdist._utils.check_and_expand_paths import local_path
 from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.read_yaml_and_json import check_not_stream
-from tfdist._utils.write_files import as_json, local_path, write_output
+from tfdist._utils.write_files import as_json, write_output
 from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run, worker_counts
 from tfdist.cli._load_tensorflow_quietly import prepare_data
 from tfdist.cluster.config import ClusterSection

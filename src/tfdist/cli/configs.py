@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from tfdist._utils.check_and_expand_paths import local_path
 from tfdist._utils.readable_text import beside
-from tfdist._utils.write_files import local_path
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.trainer.shipped_configs import copy_config, describe_config, shipped_configs

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from tfdist._utils.check_and_expand_paths import exists, is_folder
-from tfdist._utils.write_files import local_path, write_output
+from tfdist._utils.check_and_expand_paths import exists, is_folder, local_path
+from tfdist._utils.write_files import write_output
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus

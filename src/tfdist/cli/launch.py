@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+from tfdist._utils.check_and_expand_paths import local_path
+from tfdist._utils.new_run_folder import claimed_run_folder
 from tfdist._utils.readable_text import duration, short_path
-from tfdist._utils.write_files import claimed_run_folder, local_path
 from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._flags_from_signature import Flag, LogFormat, Verbosity, check_utf_8, run
 from tfdist.cluster.config import ClusterConfig

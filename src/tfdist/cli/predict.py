@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder
-from tfdist._utils.write_files import is_stream, local_path, path_or_address, storage_errors
+from tfdist._utils.check_and_expand_paths import exists, expanded_path, is_folder, local_path, path_or_address
+from tfdist._utils.write_files import is_stream, storage_errors
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.errors import ConfigError, StorageError

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from tfdist._utils.write_files import local_path, write_output
+from tfdist._utils.check_and_expand_paths import local_path
+from tfdist._utils.write_files import write_output
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._job_from_command_line import made_by, options_of, requested
 from tfdist.engines.compose.dockerfile import render_dockerfile

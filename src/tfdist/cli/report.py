@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.check_and_expand_paths import expanded_path
-from tfdist._utils.write_files import local_path, path_or_address, temporary_folder
+from tfdist._utils.check_and_expand_paths import expanded_path, local_path, path_or_address
+from tfdist._utils.write_files import temporary_folder
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.diagnostics.report.page import write_page

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from tfdist._utils.write_files import local_path
+from tfdist._utils.check_and_expand_paths import local_path
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.diagnostics.find_tasks_of_run import RunningTasks, check_answers, find_running_tasks

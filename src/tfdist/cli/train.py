@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 from tfdist._utils.check_and_expand_paths import absolute_path
+from tfdist._utils.new_run_folder import claimed_run_folder, stamped_run_folder
 from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.readable_text import duration, short_path
-from tfdist._utils.write_files import claimed_run_folder, stamped_run_folder
 from tfdist.cli._end_of_run import page_written, print_results
 from tfdist.cli._flags_from_signature import (
     Changes,

@@ -11,8 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._utils.check_and_expand_paths import exists, is_folder
-from tfdist._utils.write_files import default_cache_dir, local_path, path_or_address
+from tfdist._utils.check_and_expand_paths import (
+    default_cache_dir,
+    exists,
+    is_folder,
+    local_path,
+    path_or_address,
+)
 from tfdist.datasets import synthetic_digits, synthetic_shapes
 from tfdist.datasets.disk_cache import Batches, Contents, Prepared, find_prepared, prepare
 from tfdist.datasets.from_idx import idx_files

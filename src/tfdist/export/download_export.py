@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tfdist._utils.check_and_expand_paths import default_cache_dir
 from tfdist._utils.object_store import check_store, list_names, read_file
-from tfdist._utils.write_files import default_cache_dir
 from tfdist.datasets.from_object_store import copy_to_cache, list_address
 from tfdist.errors import ConfigError
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tfdist._utils.check_and_expand_paths import exists, is_file
+from tfdist._utils.check_and_expand_paths import exists, is_file, local_path
 from tfdist._utils.read_untrusted_files import read_json_file, read_text_file
-from tfdist._utils.write_files import local_path, set_link, storage_errors, write_json, write_whole
+from tfdist._utils.write_files import set_link, storage_errors, write_json, write_whole
 from tfdist.errors import ConfigError, DataError
 
 Format = Literal["saved_model", "keras", "tflite"]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.check_and_expand_paths import exists, expanded_path
-from tfdist._utils.write_files import default_cache_dir, path_or_address
+from tfdist._utils.check_and_expand_paths import default_cache_dir, exists, expanded_path, path_or_address
 from tfdist.datasets.decode_and_check import READING_ERRORS, decode, gist
 from tfdist.datasets.disk_cache import size_text
 from tfdist.datasets.from_files import check_files, is_hidden

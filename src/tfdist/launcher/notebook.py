@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tfdist._utils.write_files import new_run_folder, temporary_folder
+from tfdist._utils.new_run_folder import new_run_folder
+from tfdist._utils.write_files import temporary_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.launch_tasks import NetworkIsolation, launch

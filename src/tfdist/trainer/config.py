@@ -11,10 +11,9 @@ import msgspec
 import yaml
 from msgspec.structs import asdict
 
-from tfdist._utils.check_and_expand_paths import exists
+from tfdist._utils.check_and_expand_paths import exists, path_or_address
 from tfdist._utils.read_yaml_and_json import Document, decode, read_yaml, read_yaml_file
 from tfdist._utils.shared_config_types import Named
-from tfdist._utils.write_files import path_or_address
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.check_and_expand_paths import current_folder, exists, expanded_path
-from tfdist._utils.write_files import path_or_address
+from tfdist._utils.check_and_expand_paths import current_folder, exists, expanded_path, path_or_address
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.strategies.options import OF_ONE_PROCESS, OF_PS
 

@@ -10,8 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfdist._utils.check_and_expand_paths import absolute_path, expanded_path
-from tfdist._utils.write_files import default_cache_dir, path_or_address, storage_errors
+from tfdist._utils.check_and_expand_paths import (
+    absolute_path,
+    default_cache_dir,
+    expanded_path,
+    path_or_address,
+)
+from tfdist._utils.write_files import storage_errors
 from tfdist.errors import ConfigError, TfdistError, shown
 
 _MOST_CHARACTERS = 1024  # of the failure file that SageMaker shows

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.new_run_folder import new_run_folder
 from tfdist._utils.strategy_kinds import is_asynchronous
-from tfdist._utils.write_files import new_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.heartbeat_watch import Watcher
 from tfdist.coordination.stall_limit import StallTimeout, checked_timeout

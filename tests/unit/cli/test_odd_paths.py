@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tfdist._utils.check_and_expand_paths import default_cache_dir
 from tfdist._utils.read_untrusted_files import glob_free_path
 from tfdist._utils.readable_text import short_path
-from tfdist._utils.write_files import default_cache_dir, write_output
+from tfdist._utils.write_files import write_output
 from tfdist.cli import bench, configs, doctor, init, predict, report, train
 from tfdist.cli import launch as launch_command
 from tfdist.cli._end_of_run import page_written

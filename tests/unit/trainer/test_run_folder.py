@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist._utils import write_files
+from tfdist._utils import check_and_expand_paths
 from tfdist.errors import ConfigError
 from tfdist.trainer.run_folder import RunFolder, failure_file, failure_written, find_run_folder
 
@@ -18,7 +18,7 @@ VERTEX = {
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     """Return the folder at which gs://bucket is mounted."""
-    monkeypatch.setattr(write_files, "_BUCKETS", tmp_path)
+    monkeypatch.setattr(check_and_expand_paths, "_BUCKETS", tmp_path)
     (tmp_path / "bucket").mkdir()
     return tmp_path / "bucket"
 

@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tfdist._utils.check_and_expand_paths import exists
+from tfdist._utils.check_and_expand_paths import default_cache_dir, exists
 from tfdist._utils.readable_text import size
-from tfdist._utils.write_files import default_cache_dir
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings, failure_of
 from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
 from tfdist.errors import ConfigError

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from tfdist._utils.check_and_expand_paths import expanded_path
-from tfdist._utils.write_files import default_cache_dir
+from tfdist._utils.check_and_expand_paths import default_cache_dir, expanded_path
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.job_description import Job

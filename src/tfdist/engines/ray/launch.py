@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from tfdist._utils.write_files import claimed_run_folder, local_path, path_or_address
+from tfdist._utils.check_and_expand_paths import local_path, path_or_address
+from tfdist._utils.new_run_folder import claimed_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON, train_command

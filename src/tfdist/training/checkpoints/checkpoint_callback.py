@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist._utils.write_files import local_path
+from tfdist._utils.check_and_expand_paths import local_path
 from tfdist.errors import ConfigError, shown
 
 
