@@ -10,7 +10,7 @@ from tfdist._utils.shared_config_types import Named, name_and_arguments
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.checkpoint_manager import CallbackFacts
 from tfdist.trainer.config import Config
-from tfdist.trainer.keras_names import call_named, find_class, snake_case
+from tfdist.trainer.keras_names import call_named, check_arguments, find_class, snake_case
 from tfdist.training.arguments import callbacks_of
 from tfdist.training.keras.callback_states import (
     as_plain,
@@ -37,6 +37,20 @@ _NOT_ALLOWED = (
 _BACKUPS = ("backup_and_restore", "orbax_checkpoint")
 
 
+def check_named_callbacks(config: Config) -> None:
+    """Check the callbacks that a config names; import a user's own, whose call may begin a tracker's run.
+
+    Raises:
+        ConfigError: There is no such callback, or it does not accept its arguments.
+    """
+    for value in config.train.callbacks:
+        name, arguments = name_and_arguments(value)
+        if ":" not in name:
+            _refuse_late_ones(config, _make(value))
+        elif callable(found := import_object(name, "train.callbacks")):
+            check_arguments(f"train.callbacks: {name}", found, arguments)
+
+
 def named_callbacks(config: Config) -> list[Any]:
     """Return the callbacks that a config names.
 
@@ -45,13 +59,18 @@ def named_callbacks(config: Config) -> list[Any]:
             that an evaluator task makes.
     """
     callbacks = [callback for value in config.train.callbacks for callback in _make(value)]
+    _refuse_late_ones(config, callbacks)
+    return callbacks
+
+
+def _refuse_late_ones(config: Config, callbacks: Sequence[Any]) -> None:
+    """Refuse callbacks that wait for evaluations that an evaluator task makes."""
     for callback in callbacks if config.cluster.evaluator else ():
         monitor, name = str(getattr(callback, "monitor", "")), type(callback).__name__
         if monitor.startswith("val_") and getattr(callback, "save_best_only", True):
             problem = f"monitors {monitor}, which the evaluator task computes after training has continued"
             remedy = f"Set monitor: {monitor.removeprefix('val_')}, or leave the evaluator out"
             raise ConfigError(f"train.callbacks: {name}", problem, remedy=remedy)
-    return callbacks
 
 
 def _make(value: Named) -> list[Any]:

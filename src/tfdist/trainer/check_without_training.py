@@ -13,7 +13,7 @@ from tfdist.datasets.open_data import Data, open_data
 from tfdist.export.write_export import try_formats
 from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy
-from tfdist.trainer.callbacks import named_callbacks
+from tfdist.trainer.callbacks import check_named_callbacks
 from tfdist.trainer.checkpoint_manager import check_total
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_datasets import (
@@ -62,7 +62,7 @@ def check_options(config: Config, cluster: ClusterConfig, folder: RunFolder) -> 
     check_on_nan(config, is_asynchronous=name == "parameter_server")
     if cluster.is_on_ports_of_ours or cluster.task is not None or not cluster:
         check_device(config.strategy.device, memory_growth=config.strategy.memory_growth)
-    named_callbacks(config)  # raises if there is no such callback
+    check_named_callbacks(config)
     check_address(folder)
     return name
 

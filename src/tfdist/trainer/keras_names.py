@@ -53,6 +53,18 @@ def call_named(place: str, function: Any, arguments: Mapping[str, Any], *positio
     Raises:
         ConfigError: It does not accept them.
     """
+    check_arguments(place, function, arguments, *positional)
+    try:
+        return function(*positional, **arguments)
+    except (TypeError, ValueError) as error:
+        if not is_of_keras(function):
+            raise
+        problem = f"Keras does not accept its arguments: {first_line(error)}"
+        raise ConfigError(place, problem) from error
+
+
+def check_arguments(place: str, function: Any, arguments: Mapping[str, Any], *positional: Any) -> None:
+    """Raise ConfigError if a class or function does not accept a config's arguments."""
     parameters = parameters_of(function)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     known = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -65,13 +77,6 @@ def call_named(place: str, function: Any, arguments: Mapping[str, Any], *positio
         raise ConfigError(
             place, f"does not accept its arguments: {error}", remedy=f"It takes {', '.join(known)}"
         ) from None
-    try:
-        return function(*positional, **arguments)
-    except (TypeError, ValueError) as error:
-        if not is_of_keras(function):
-            raise
-        problem = f"Keras does not accept its arguments: {first_line(error)}"
-        raise ConfigError(place, problem) from error
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

@@ -103,7 +103,9 @@ class Run:
         self._testing: Phase | None = None
         self._batches = Batches.of(context.config, context.data, model, context.strategy)
         self._named_callbacks = named_callbacks(context.config)
-        self._epochs = (self._per_epoch,) if self._named_callbacks else ()  # when callbacks are called
+        # By the config, which is the same on all tasks: a function may return callbacks on the chief alone.
+        self._has_callbacks = bool(context.config.train.callbacks)
+        self._epochs = (self._per_epoch,) if self._has_callbacks else ()  # when callbacks are called
         workers = context.cluster.size("worker") if context.is_asynchronous else 0
         self._calls = steps_per_call(context.config, context.data, model, workers=workers)
         self._agreement = Agreement(context.strategy, is_chief=context.is_chief, steps_per_call=self._calls)
@@ -136,7 +138,7 @@ class Run:
         beside = other_optimizers(self._model, has_own_step=has_own_step, refuses_unbuilt=False)
         others = [*session.random_states, *variables_of_tensorflow(self._model)]
         state = State(self._model, self._strategy, others, beside=beside)
-        if self._named_callbacks:
+        if self._has_callbacks:
             self._callbacks = Callbacks(
                 self._named_callbacks,
                 self._model,

@@ -200,7 +200,11 @@ def told(batch=None):
 
 
 def recorders(path):
-    return [Recorder(path)]
+    return [Recorder(path)] if path else []
+
+
+def begins_a_run():
+    raise AssertionError("a check has called it")
 
 
 def stop(epoch, batch=0, clears=False):

@@ -16,13 +16,15 @@ from tfdist.errors import ConfigError, Preempted
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import Progressed, RunStarted
 from tfdist.strategies import current_cluster_and_strategy
-from tfdist.trainer.callbacks import named_callbacks
+from tfdist.trainer import callbacks
+from tfdist.trainer.callbacks import check_named_callbacks, named_callbacks
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_datasets import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
 from tfdist.training.checkpoints.checkpoint_files import list_steps
+from tfdist.training.workers.stop_together import Stopping
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 keras = tf.keras
@@ -248,6 +250,48 @@ def test_what_is_no_callback_is_refused(tmp_path, callbacks, problem):
     with pytest.raises(ConfigError) as caught:
         named_callbacks(read_config(tmp_path / "x.yaml").config)
     assert str(caught.value).startswith(problem)
+
+
+def test_a_task_without_callbacks_agrees_as_often_as_one_with_them(train, tmp_path, monkeypatch):
+    agreed = {"with": [], "without": []}
+
+    class Counted(Stopping):
+        def __init__(self, callbacks, model, strategy):
+            self._agreed = agreed["with" if callbacks else "without"]
+            super().__init__(callbacks, model, strategy)
+
+        def after_execution(self):
+            self._agreed.append("execution")
+            return super().after_execution()
+
+        def after_epoch(self):
+            self._agreed.append("epoch")
+            return super().after_epoch()
+
+        def _any(self, value):
+            self._agreed.append("exchange")
+            return super()._any(value)
+
+    monkeypatch.setattr(callbacks, "Stopping", Counted)
+    for name, path in (("with", tmp_path / "calls"), ("without", "")):
+        train(f"train.callbacks=[{{name: own_objects:recorders, path: '{path}'}}]", "checkpoint.every=4")
+        (tmp_path / "checkpoints").rename(tmp_path / f"checkpoints of the run {name}")
+    assert agreed["with"] == agreed["without"]
+    assert agreed["with"].count("epoch") > 2
+
+
+def test_a_check_does_not_call_functions_of_the_users(tmp_path):
+    def check(*named):
+        (tmp_path / "x.yaml").write_text(f"train: {{callbacks: [{', '.join(named)}]}}")
+        check_named_callbacks(read_config(tmp_path / "x.yaml").config)
+
+    check("own_objects:begins_a_run", "early_stopping", "{name: own_objects:stop, epoch: 1}")
+    with pytest.raises(ConfigError, match="own_objects has no 'stopp'"):
+        check("own_objects:stopp")
+    with pytest.raises(ConfigError, match="missing a required argument: 'epoch'"):
+        check("own_objects:stop")
+    with pytest.raises(ConfigError, match="has no argument 'patients'"):
+        check("{name: early_stopping, patients: 3}")
 
 
 def test_a_mapping_needs_a_name(tmp_path):
