@@ -501,6 +501,43 @@ def test_on_several_machines_each_task_is_started_by_hand(tmp_path, cache):
     assert json.loads((tmp_path / "run" / "report.json").read_text())["steps"] == 3
 
 
+@pytest.mark.parametrize(
+    ("set_on_first", "set_on_second", "message"),
+    [
+        ("train.seed=0", "train.learning_rate=0.01", "train.learning_rate: differs between worker:0 and worker:1; here it is "),
+        # The second has no network.
+        ("data.name=digits", "data.name=mnist", "the data set: differs between worker:0 and worker:1; here it is "),
+    ],
+)  # fmt: skip
+def test_tasks_started_by_hand_with_other_settings_or_data_end(
+    set_on_first, set_on_second, message, tmp_path, cache
+):
+    from tfdist import ClusterConfig
+
+    address, other = ClusterConfig.local(workers=2).worker
+    config = tmp_path / "x.yaml"
+    config.write_text(
+        f"cluster: {{worker: ['{address}', '{other}']}}\ntrain: {{steps: 3}}\nevaluation: {{batches: 2}}\n"
+        f"data: {{name: digits, dir: {tmp_path}, if_unavailable: shapes}}\n"
+    )
+    options = ["--config", config, "--run_dir", tmp_path / "run"]
+    environ = {"TFDIST_CACHE_DIR": str(cache), "TF_NUM_INTRAOP_THREADS": "1"}
+    logs = [tmp_path / f"worker-{i}.log" for i in range(2)]
+    tasks = [
+        start_tfdist("train", *options, f"--set={change}", "--task", f"worker:{i}", output=logs[i], **environ)
+        for i, change in enumerate((set_on_first, set_on_second))
+    ]
+    try:
+        ends = [task.wait() for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    texts = [log.read_text() for log in logs]
+    assert ends == [2, 2], texts
+    assert all(message in text and "Traceback" not in text for text in texts), texts
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 _IN_ONE_SECOND = """
 import sys
 import time

@@ -44,6 +44,7 @@ from tfdist.launcher.run_events import FILE, Configured, Exported, PhaseBegun, R
 from tfdist.models.logits_or_probabilities import Outputs
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
+from tfdist.trainer.check_same_on_workers import check_same_on_workers
 from tfdist.trainer.classify_test_images import classify, write_answers
 from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
@@ -168,6 +169,7 @@ def _connected(
         record(PhaseBegun(phase="loading data"))
         data = open_run_data(config)
         prepare_data_on_workers(cluster, data)
+        check_same_on_workers(strategy, config, data)
         remote = RemoteRunFolder(folder) if cluster.is_chief and folder.copies else None
         yield RunContext(config, cluster, strategy, data, folder, notice, server_termination, elastic, remote)
 
