@@ -16,13 +16,11 @@ from tfdist._utils.write_files import temporary_folder
 from tfdist.benchmark.scenarios import Bench, Scenario
 from tfdist.benchmark.task_measurements import Record, Sample
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import TfdistError
 from tfdist.launcher.launch_tasks import launch
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
-_ERROR_PREFIX = "tfdist: "
 
 
 def run(bench: Bench, scenario: Scenario) -> Sample:
@@ -76,12 +74,7 @@ def try_out(cluster: ClusterConfig, command: Sequence[str], **options: Any) -> T
         try:
             launch(cluster, [*command, str(folder)], run_dir=Path(name, "run"), stream=StringIO(), **options)
         except LaunchError as error:
-            messages = [line for line in error.tail if line.startswith(_ERROR_PREFIX)] or list(error.tail)
-            if not messages:  # stopped by a signal
-                raise
-            failure = TfdistError(error.where, messages[-1].removeprefix(_ERROR_PREFIX))
-            failure.exit_code = error.exit_code
-            raise failure from error
+            raise error.as_the_task_said() from error
         written = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))}
         return Trial(written, _Processors().others_since(begun))
 

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,6 +23,8 @@ from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.strategies.options import strategy_name
 from tfdist.trainer.config import Settings, read_config
 
@@ -83,26 +86,36 @@ def _compare(words: list[str], cluster: ClusterConfig, settings: Settings, numbe
     if reordered is not None:
         _log.info("one process trains on reversed batches")
         _run([*words, *_ALONE, f"--record={reordered}", "--reverse"])
-    _log.info("%s trains", strategy_name(settings.config.strategy.name, cluster))
+    name = _strategy(settings, cluster)
+    _log.info("%s trains", name)
     if cluster:
         from tfdist.launcher.launch_tasks import launch
 
-        with (folder / "output").open("w", encoding="utf-8") as output:
+        try:
             launch(
-                cluster,
+                cluster.training(),
                 [*words, f"--record={together}"],
                 run_dir=folder / "run",
                 network_isolation=settings.network_isolation(),
                 loads_once=True,
-                stream=output,
+                stream=StringIO(),
             )
+        except LaunchError as error:
+            raise error.as_the_task_said() from error
     else:
         _run([*words, f"--record={together}"])
 
     load_tensorflow_quietly()
     from tfdist.trainer.equivalence import compare
 
-    return _show(compare(alone, together, reordered), settings.config.strategy.name)
+    return _show(compare(alone, together, reordered), name)
+
+
+def _strategy(settings: Settings, cluster: ClusterConfig) -> str:
+    """Return the name of the strategy that trains; for auto, of the one that tfdist chooses here."""
+    options = settings.config.strategy
+    gpus = 0 if options.device == "cpu" else len(own_gpus())
+    return strategy_name(options.name, cluster, devices=gpus or options.logical_devices or 1)
 
 
 def _run(words: list[str]) -> None:

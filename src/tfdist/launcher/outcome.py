@@ -10,6 +10,7 @@ from tfdist._utils.run_process import signal_name
 from tfdist.cluster.config import Task
 from tfdist.errors import LOST, TfdistError
 
+_PREFIX = "tfdist: "  # of the message that ends a command
 _CODES_AFTER_SIGTERM = (0, LOST, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -102,6 +103,15 @@ class LaunchError(TfdistError, RuntimeError):
         """Return whether a restart may help: the first task to fail was lost."""
         first = next((end for end in self.exits if end.failed), None)
         return first is not None and first.lost
+
+    def as_the_task_said(self) -> TfdistError:
+        """Return the error with the last message of the task that failed, for a log that will be deleted."""
+        messages = [line for line in self.tail if line.startswith(_PREFIX)] or list(self.tail)
+        if not messages:  # stopped by a signal
+            return self
+        error = TfdistError(self.where, messages[-1].removeprefix(_PREFIX))
+        error.exit_code = self.exit_code
+        return error
 
     @classmethod
     def of_failures(cls, exits: Sequence[TaskExit], tail: Sequence[str], restarts: int) -> "LaunchError":
