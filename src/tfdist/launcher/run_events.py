@@ -110,7 +110,7 @@ class RunStarted(_Event, kw_only=True):
     batch_size: int = 0
     step: int
     steps: int
-    steps_lost: int = 0
+    steps_lost: int | None = 0  # None where a script's `fit` resumes, which does not count them
     cluster: dict[str, int]
     versions: dict[str, str]
     addresses: dict[str, str] = {}

@@ -65,7 +65,7 @@ class FitEpochs:
     def run(self, begun: int) -> dict[str, Any]:
         """Train, and evaluate when due, until the last epoch or until a callback stops training."""
         logs = self._checkpoints.logs
-        self._reports.begin(begun)
+        self._reports.begin(begun, self._checkpoints.done_of_first_epoch)
         for epoch in range(begun, self._schedule.epochs):
             self._calls.on_epoch_begin(epoch)
             logs = self._train(epoch)

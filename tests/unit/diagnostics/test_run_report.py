@@ -12,7 +12,13 @@ from runs import HOSTILE, done_run, events_of_a_run, started, write_run
 
 from commands import tfdist
 from tfdist.cli.report import main
-from tfdist.diagnostics.report.event_analysis import computing_seconds, mean_speed, phase_seconds, speed_curve
+from tfdist.diagnostics.report.event_analysis import (
+    computing_seconds,
+    happenings,
+    mean_speed,
+    phase_seconds,
+    speed_curve,
+)
 from tfdist.diagnostics.report.page import run_page, write_page
 from tfdist.diagnostics.report.run_facts import read_run
 from tfdist.errors import ConfigError, DataError
@@ -238,6 +244,22 @@ def test_a_script_that_calls_fit_has_model_strategy_versions_and_speeds(tmp_path
     facts = read_run(tmp_path / "run")
     assert computing_seconds(facts) == pytest.approx({"worker:0": 0.5, "worker:1": 0.7})
     assert speed_curve(facts, float) == [(3.0, 100.0), (5.0, 200.0)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "lost", "text"),
+    [
+        (40, 3, "training resumes at step 8 of 40; 3 steps are done again"),
+        (40, None, "training resumes at step 8 of 40"),
+        (0, None, "training resumes at step 8"),
+    ],
+)
+def test_a_start_names_its_step(tmp_path, steps, lost, text):
+    begun = started("")
+    begun.step, begun.steps, begun.steps_lost = 8, steps, lost
+    launch = LaunchStarted(tasks={}, command=["x"], shares="1 task")
+    [(_, kind, what)] = happenings(read_run(write_run(tmp_path / "run", [launch, begun])))
+    assert (kind, what) == ("start", text)
 
 
 def test_a_launch_is_shown_with_the_flags_that_it_had(tmp_path):

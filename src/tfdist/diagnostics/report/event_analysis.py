@@ -101,7 +101,9 @@ def _described(event: run_events.AnyEvent) -> tuple[str, str]:
         case run_events.RunStarted(step=0, steps=steps):
             return "start", f"training starts: {steps:,} steps" if steps else "training starts"
         case run_events.RunStarted(step=step, steps=steps, steps_lost=lost):
-            return "start", f"training resumes at step {step:,} of {steps:,}; {lost:,} steps are done again"
+            of = f" of {steps:,}" if steps else ""
+            again = "" if lost is None else f"; {lost:,} steps are done again"
+            return "start", f"training resumes at step {step:,}{of}{again}"
         case run_events.Exported(folder=folder):
             return "export", f"exported to {folder}"
         case run_events.RunEnded(problem=problem) | run_events.LaunchEnded(problem=problem) if problem:

@@ -268,6 +268,12 @@ class FitCheckpoints(FitHooks):
         """Return the logs of the last epoch, or of the part of it that is done."""
         return {} if self._resumed is None else from_plain(self._resumed.facts.logs)
 
+    @property
+    def done_of_first_epoch(self) -> int:
+        """Return how many steps of the epoch that is resumed are done."""
+        place = None if self._resumed is None else self._resumed.facts.place
+        return place.done if place is not None and place.is_within else 0
+
     def _say(self, text: str, *values: Any) -> None:
         if self._is_chief:
             _log.warning(text, *values, self._option.folder)

@@ -26,6 +26,11 @@ class FitHooks:
         """Return the logs of the training that is resumed."""
         return {}
 
+    @property
+    def done_of_first_epoch(self) -> int:
+        """Return how many steps of the epoch that is resumed are done."""
+        return 0
+
     def check_order(self, x: Any, *, shuffle: bool | str) -> None:
         """Check that the data have the same order in each process."""
 

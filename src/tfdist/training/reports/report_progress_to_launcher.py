@@ -33,19 +33,21 @@ class FitReports:
         self._reported_at = time.monotonic()
         self._speed, self._phase = _Speed(), ""
 
-    def begin(self, epoch: int) -> None:
-        """Record the start, with the first epoch."""
+    def begin(self, epoch: int, done: int) -> None:
+        """Record the start, with the first epoch; of one that is resumed, so many steps are done."""
         if not self._is_chief:
             return
         model, steps = self._model, self._steps or 0
+        step = epoch * steps + done
         record_start(
             self._cluster,
             self._strategy,
             strategy=self._name,
             model=model.name,
             parameters=model.count_params() if model.built else 0,
-            step=epoch * steps,
+            step=step,
             steps=self._epochs * steps,
+            steps_lost=None if step else 0,
             versions=versions(keras_of(model)),
         )
 
@@ -73,7 +75,7 @@ class FitReports:
         if not self._is_chief:
             return
         self._steps = self._steps or done
-        self._report((epoch + 1) * self._steps, self._epochs * self._steps, logs, times)
+        self._report(epoch * self._steps + min(done, self._steps), self._epochs * self._steps, logs, times)
         self._speed.end_epoch(times)
 
     def after_evaluation(self, epoch: int, logs: Mapping[str, Any]) -> None:

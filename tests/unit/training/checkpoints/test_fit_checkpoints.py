@@ -14,6 +14,8 @@ from tfdist.errors import ConfigError, DataError, Preempted
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist.launcher.record_events import listening  # noqa: E402
+from tfdist.launcher.run_events import RunStarted  # noqa: E402
 from tfdist.training.checkpoints import fit_checkpoints  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_files import list_steps  # noqa: E402
@@ -520,3 +522,16 @@ def test_optimizers_that_no_step_uses_are_no_reason_to_refuse(tmp_path, has_own_
     fit(model, X, Y, batch_size=5, verbose=0, shuffle=False, callbacks=[CheckpointAndResume(tmp_path)])
     [step] = list_steps(tmp_path)
     assert step == 6
+
+
+@pytest.mark.parametrize(
+    ("data", "begins"), [("fixed", [(0, 0), (8, None)]), ("captured", [(0, 0), (2, None)])]
+)
+def test_the_start_names_the_step_of_the_checkpoint(tmp_path, data, begins):
+    events = []
+    with listening(events.append):
+        with pytest.raises(Killed):
+            _run(tmp_path, DATA[data](), act=_kill, at=9)
+        _run(tmp_path, DATA[data]())
+    starts = [event for event in events if isinstance(event, RunStarted)]
+    assert [(event.step, event.steps_lost) for event in starts] == begins

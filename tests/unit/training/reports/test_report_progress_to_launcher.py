@@ -168,8 +168,23 @@ def test_only_the_chief_reports(two_workers, monkeypatch):
     monkeypatch.setattr(_Strategy.extended, "should_checkpoint", False)
     reports, events = FitReports(None, two_workers, epochs=1, steps=20), []
     with listening(events.append):
-        reports.begin(0)
+        reports.begin(0, 0)
         reports.phase("training")
         reports.after_epoch(0, 20, {}, None)
         reports.after_evaluation(0, {})
     assert events == []
+
+
+def test_an_epoch_that_ends_early_reports_the_steps_that_were_done(two_workers):
+    reports, events = FitReports(None, two_workers, epochs=3, steps=20), []
+    with listening(events.append):
+        reports.after_epoch(0, 20, {}, None)
+        reports.after_epoch(1, 7, {}, None)
+    assert [(event.step, event.steps) for event in events] == [(20, 60), (27, 60)]
+
+
+def test_an_execution_beyond_the_end_of_the_epoch_does_not_count(two_workers):
+    reports, events = FitReports(None, two_workers, epochs=1, steps=10), []
+    with listening(events.append):
+        reports.after_epoch(0, 12, {}, None)  # executions of 4 steps
+    assert [(event.step, event.steps) for event in events] == [(10, 10)]
