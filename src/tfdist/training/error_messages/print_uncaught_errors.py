@@ -7,6 +7,9 @@ from types import TracebackType
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, TfdistError, own_error
+from tfdist.strategies.current_cluster_and_strategy import current_strategy
+from tfdist.training.error_messages.lost_task_errors import is_about_a_task, naming_lost_tasks
+from tfdist.transport.listen_and_call import ExchangeError
 
 _SECOND_STRATEGY = (
     "makes a strategy of its own",
@@ -17,20 +20,32 @@ _NO_RUN = (
     "Call it by strategy.run(step, args=(batch,)), with batches of "
     "strategy.experimental_distribute_dataset(dataset); docs/script.md has a whole loop",
 )
-# What TensorFlow and Keras say to mistakes of scripts for one process, and what to say instead.
+_IN_A_BRANCH = (
+    "applies gradients inside of a tf.function or a branch of the step, as an optimizer with "
+    "gradient_accumulation_steps or ema_overwrite_frequency does by itself",
+    "Decorate the function that calls strategy.run, and none inside of it; model.fit has these options",
+)
+_APART = (
+    "exchanges on one worker what others do not, such as a metric's result on the chief alone",
+    "Call it on all workers, in the same order, and only print under tfdist.is_chief()",
+)
+# What TensorFlow, Keras and the transport say to mistakes of scripts, and what to say instead.
 _MISTAKES = {
     "Mixing different tf.distribute.Strategy objects": _SECOND_STRATEGY,
     "handle is not available outside the replica context": _NO_RUN,
     "'NoneType' object has no attribute 'merge_call'": _NO_RUN,
     "cannot be called in cross-replica context": _NO_RUN,
+    "called while defining a new graph or a tf.function": _IN_A_BRANCH,
+    "is at another exchange": _APART,
 }
+_KINDS = (RuntimeError, ValueError, AttributeError, tf.errors.OpError, ExchangeError)
 
 
 def print_own_errors_in_a_line() -> None:
     """Print an uncaught error of tfdist in one line from now on, and end the process with its exit status.
 
     So are TensorFlow's errors of what scripts of tutorials do: make a second strategy, or train outside of
-    `strategy.run`.
+    `strategy.run`. An exchange in a loop of the script's own that fails names the lost task, as `fit` does.
     """
     leave_out_errors_of_executors()
     if getattr(sys.excepthook, "__module__", None) == __name__:
@@ -39,9 +54,7 @@ def print_own_errors_in_a_line() -> None:
 
     def print_own(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         own = own_error(error)
-        if isinstance(own, (RuntimeError, ValueError, AttributeError)):
-            text = str(own)
-            own = next((_mistake(known) for known in _MISTAKES if known in text), own)
+        own = own if isinstance(own, TfdistError) else _explained(own)
         if not isinstance(own, TfdistError):
             others(kind, error, trace)
             return
@@ -51,6 +64,27 @@ def print_own_errors_in_a_line() -> None:
         raise SystemExit(own.exit_code)  # Python ends the process with this status
 
     sys.excepthook = print_own
+
+
+def _explained(error: BaseException) -> BaseException:
+    """Return an error of tfdist for what TensorFlow and Keras say; any other error as it is."""
+    named = _naming_lost_tasks(error)
+    if isinstance(named, ConfigError) or not isinstance(error, _KINDS):
+        return named
+    text = str(error)
+    return next((_mistake(known) for known in _MISTAKES if known in text), named)
+
+
+def _naming_lost_tasks(error: BaseException) -> BaseException:
+    """Return why an exchange outside of tfdist's own calls has failed; any other error as it is."""
+    strategy = current_strategy()
+    if strategy is None or not is_about_a_task(error):
+        return error
+    try:
+        with naming_lost_tasks("the script", strategy):
+            raise error
+    except (TfdistError, tf.errors.OpError, ExchangeError) as named:
+        return named
 
 
 def _mistake(known: str) -> ConfigError:

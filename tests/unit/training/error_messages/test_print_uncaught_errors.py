@@ -91,6 +91,53 @@ def test_a_loop_that_knows_no_strategy_gets_a_line(decorator):
     assert done.stderr.endswith("(<string>, line 17)\n")
 
 
+EXCHANGES = """
+import tensorflow as tf
+import tfdist
+strategy = tfdist.start("mirrored", logical_devices=2)
+
+def exchange(value):
+    raise tf.errors.UnknownError(None, None, "TEXT")
+
+exchange(1)
+"""
+BROKEN = "tfdist.transport.listen_and_call.ExchangeError: worker:1 is "
+EXPLAINED = [
+    (BROKEN + "gone", 138, "worker:1 is gone. Its own log says why; start the cluster again"),
+    (BROKEN + "at another exchange", 2, "exchanges on one worker what others do not"),
+    ("no space", 1, ""),
+]
+
+
+@pytest.mark.parametrize(("text", "status", "line"), EXPLAINED, ids=["lost", "apart", "other"])
+def test_a_failed_exchange_of_a_loop_of_ones_own_is_explained(text, status, line):
+    code = EXCHANGES.replace("TEXT", text)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == status
+    assert ("Traceback" in done.stderr) == (not line)
+    assert ("tfdist: the script: " + line in done.stderr) == bool(line)
+
+
+def test_an_optimizer_that_branches_is_named_in_a_line():
+    replaced = {
+        "DECORATOR": "",
+        "Adam()": "SGD(gradient_accumulation_steps=2)",
+        "    step(tf": "    tf.function(lambda: strategy.run(step, args=(tf.ones((4, 3)),)), autograph=False)()  # (",
+        "tfdist.start(": "strategy = tfdist.start(",
+    }
+    script = LOOP
+    for old, new in replaced.items():
+        script = script.replace(old, new)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "tfdist: the script: applies gradients inside of a tf.function or a branch" in done.stderr
+
+
 def test_another_error_keeps_its_traceback():
     done = run(LOST, 'ValueError("of the script")')
     assert done.returncode == 1
