@@ -31,7 +31,8 @@ class EventFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._began = time.monotonic()
         self._recorded_at: dict[type, float] = {}
-        self._lead = b""  # a newline after a line of which the disk took a part
+        # A newline after a line of which the disk took a part, also in an earlier start.
+        self._lead = b"\n" if _is_torn(path) else b""
         self._lock = threading.Lock()
 
     def add(self, event: AnyEvent) -> None:
@@ -55,6 +56,15 @@ class EventFile:
             return True
         self._recorded_at[kind] = now
         return False
+
+
+def _is_torn(path: Path) -> bool:
+    """Return whether the last line of a file has no end; False where that cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    return False
 
 
 _file: EventFile | None = None

@@ -1,6 +1,7 @@
 """The page about a run: what is on it, that nothing on it is code, and what is left out of a poorer run."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -15,6 +16,7 @@ from tfdist.cli.report import main
 from tfdist.diagnostics.report.event_analysis import (
     computing_seconds,
     happenings,
+    last_results,
     mean_speed,
     phase_seconds,
     speed_curve,
@@ -36,6 +38,7 @@ from tfdist.launcher.run_events import (
     RunStarted,
     TaskExited,
     TaskSpeed,
+    TasksRestarting,
 )
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
@@ -287,6 +290,56 @@ def test_steps_stand_in_for_examples_that_nobody_counts(tmp_path):
     folder = write_run(tmp_path / "run", events)
     assert speed_curve(read_run(folder), float) == [(2, 40), (3, 20), (4, 20)]
     assert "steps/s" in page_of(folder).text
+
+
+def test_a_script_that_reports_its_steps_trains_again_after_a_restart(tmp_path):
+    lost = TasksRestarting(task="worker:0", all_tasks=True, pause=0.0, restart=1, restarts=3)
+    events = [LaunchStarted(tasks={}, command=["x"], shares="1 task")]
+    events += [Progressed(step=20 * number, steps=100) for number in range(1, 3)]
+    events += [lost, *(Progressed(step=20 * number, steps=100) for number in range(3, 6))]
+    for second, event in enumerate(events):
+        event.time = 5.0 + second
+    facts = read_run(write_run(tmp_path / "run", events))
+    assert phase_seconds(facts) == {"starting": 1.0, "training": 4.0, "restarting": 1.0}
+    assert len(speed_curve(facts, float)) == 4
+
+
+def test_the_speed_that_a_script_reports_is_in_the_head(tmp_path):
+    events = [LaunchStarted(time=5.0, tasks={}, command=["x"], shares="1 task")]
+    for second in range(1, 4):
+        events.append(Progressed(time=5.0 + second, step=second, steps=3, examples_per_second=100.0 * second))
+    folder = write_run(tmp_path / "run", events)
+    assert mean_speed(read_run(folder)) == 250.0  # of the seconds after the first report
+    assert "Training speed 250 examples/s" in page_of(folder).text
+
+
+def test_results_that_are_nan_are_named(tmp_path):
+    launch = LaunchStarted(tasks={}, command=["x"], shares="1 task")
+    losses = [2.0, math.nan, 1.0, math.inf, math.nan]
+    epochs = [
+        EpochEnded(epoch=epoch, epochs=5, logs={"accuracy": 0.5, "loss": loss, "val_mae": math.nan})
+        for epoch, loss in enumerate(losses)
+    ]
+    folder = write_run(tmp_path / "run", [])
+    (folder / FILE).write_bytes(b"\n".join(map(msgspec.json.encode, [launch, *epochs])))
+    facts = read_run(folder)
+    assert last_results(facts) == "loss NaN or infinite, accuracy 0.5, val_mae NaN or infinite"
+    assert "Attention: NaN or infinite: val_mae from epoch 1 on, loss from epoch 4 on" in page_of(folder).text
+
+
+def test_long_values_are_compared_to_their_ends(tmp_path):
+    folders = []
+    for name in ("one", "two"):
+        events = events_of_a_run()
+        hosts = [f"machine-{number}.example.org:2222" for number in range(12)]
+        next(event for event in events if isinstance(event, Configured)).config = {
+            "cluster": {"worker": [*hosts, f"{name}:1"]}
+        }
+        folders.append(write_run(tmp_path / name, events))
+    text = page_of(*folders).text
+    assert "1 of 1 keys differ" in text
+    assert 'org:2222", "one:1"]' in text
+    assert 'org:2222", "two:1"]' in text
 
 
 def test_two_runs_are_compared(tmp_path):

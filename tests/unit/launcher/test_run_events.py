@@ -228,6 +228,15 @@ def test_a_line_of_which_the_disk_takes_a_part_costs_no_other(tmp_path, monkeypa
     assert [event.phase for event in read_events(tmp_path / FILE)] == ["evaluating", "exporting"]
 
 
+def test_the_first_event_after_a_torn_line_is_read(tmp_path):
+    (tmp_path / FILE).write_bytes(b'{"event":"phase_begun","phase":"loading"}\n{"event":"progr')
+    for phase in ("training", "evaluating"):
+        with events_to_file(tmp_path / FILE):
+            record(PhaseBegun(phase=phase))
+    assert [event.phase for event in read_events(tmp_path / FILE)] == ["loading", "training", "evaluating"]
+    assert b"\n\n" not in (tmp_path / FILE).read_bytes()
+
+
 def test_a_warning_that_names_a_path_of_other_bytes_is_recorded(tmp_path, monkeypatch):
     # Otherwise pytest-xdist sends the line between its processes, as UTF-8.
     monkeypatch.setattr(logging.getLogger("tfdist"), "propagate", False)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def config_differences(first: RunFacts, second: RunFacts, names: Sequence[str]) 
         return ""
     left, right = _flat(first.config), _flat(second.config)
     rows = [
-        [key, left.get(key, _ABSENT), right.get(key, _ABSENT)]
+        [key, *_where_they_differ(left.get(key, _ABSENT), right.get(key, _ABSENT))]
         for key in left | right
         if left.get(key) != right.get(key)
     ]
@@ -87,6 +88,14 @@ def config_differences(first: RunFacts, second: RunFacts, names: Sequence[str]) 
         return "<p>The two configs are equal.</p>"
     text = f"<p>{len(rows)} of {len(left | right)} keys differ.</p>"
     return text + table(["key", *names], rows, label="Keys that differ")
+
+
+def _where_they_differ(first: str, second: str) -> tuple[str, str]:
+    """Return two values, each cut to a length; of long ones with the same beginning, what comes after it."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    begin = 0 if same < _LONGEST_VALUE else same - _LONGEST_VALUE // 2
+    lead = "…" if begin else ""
+    return lead + first[begin:][:_LONGEST_VALUE], lead + second[begin:][:_LONGEST_VALUE]
 
 
 def _flat(config: dict[str, Any]) -> dict[str, str]:
@@ -99,7 +108,7 @@ def _flat(config: dict[str, Any]) -> dict[str, str]:
                 add(inner, f"{key}.{name}" if key else str(name))
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            flat[key] = text[:_LONGEST_VALUE]
+            flat[key] = text
 
     add({name: value for name, value in config.items() if name != "engine"}, "")
     return flat

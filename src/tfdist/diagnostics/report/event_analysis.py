@@ -11,7 +11,8 @@ from tfdist.launcher import run_events
 
 Points = list[tuple[float, float]]
 _MOST_CHECKPOINTS = 40  # that a chart marks
-_STARTING, _ENDING = "starting", "ending"
+_STARTING, _RESTARTING, _ENDING = "starting", "restarting", "ending"
+_NOT_FINITE = "NaN or infinite"
 _LEAST_PHASE = 1e-3  # seconds
 _LEAST_SECONDS = 0.9  # of training between two points: shorter ones would show the rhythm of the reports
 
@@ -40,10 +41,10 @@ def _phase_after(event: run_events.AnyEvent, phase: str) -> str:
         case run_events.PhaseBegun():
             return event.phase
         # Reports of a script of the user's own.
-        case run_events.Progressed() | run_events.EpochEnded() if phase in ("", _STARTING):
+        case run_events.Progressed() | run_events.EpochEnded() if phase in ("", _STARTING, _RESTARTING):
             return "training"
         case run_events.TasksRestarting(all_tasks=True):
-            return "restarting"
+            return _RESTARTING
         case run_events.RunEnded() | run_events.LaunchEnded():
             return _ENDING
     return phase
@@ -201,9 +202,9 @@ def step_times(facts: RunFacts, now: Callable[[float], float]) -> dict[str, Poin
 def mean_speed(facts: RunFacts) -> float | None:
     """Return the examples per second of all the training, with what was done again, without evaluations."""
     started, seconds = facts.started, phase_seconds(facts).get("training", 0.0)
-    if started is not None and not started.batch_size:
+    if started is None or not started.batch_size:  # a script reports it, or `fit`
         return _mean_of_reports(facts)
-    if started is None or not seconds:
+    if not seconds:
         return None
     steps = [
         event.step
@@ -235,9 +236,22 @@ def last_results(facts: RunFacts) -> str:
         results = epoch.logs
     elif progress is not None:
         results = {"loss": progress.loss, "accuracy": progress.accuracy}
-    known = [(name, value) for name, value in results.items() if value is not None]
+    known = [result for result in results.items() if epoch is not None or result[1] is not None]
     known.sort(key=lambda result: (result[0].startswith("val_"), result[0] != "loss"))
-    return ", ".join(f"{name} {value:.4g}" for name, value in known)
+    return ", ".join(f"{name} {_NOT_FINITE if value is None else f'{value:.4g}'}" for name, value in known)
+
+
+def not_finite(facts: RunFacts) -> str:
+    """Return which results of `fit` are NaN or infinite in the last epochs, as text; empty if none is."""
+    since: dict[str, int] = {}
+    for epoch in facts.all(run_events.EpochEnded):
+        for name, value in epoch.logs.items():
+            if value is None:
+                since.setdefault(name, epoch.epoch + 1)
+            else:
+                since.pop(name, None)
+    names = ", ".join(f"{name} from epoch {first:,} on" for name, first in since.items())
+    return f"{_NOT_FINITE}: {names}" if names else ""
 
 
 def computing_seconds(facts: RunFacts) -> dict[str, float]:

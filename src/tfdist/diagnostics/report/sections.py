@@ -14,6 +14,7 @@ from tfdist.diagnostics.report.event_analysis import (
     computing_seconds,
     happenings,
     mean_speed,
+    not_finite,
     phase_seconds,
     task_ends,
 )
@@ -86,7 +87,7 @@ def validation_accuracy(facts: RunFacts) -> float | None:
 
 
 def headline(facts: RunFacts) -> str:
-    """Write what everyone asks first, and what replaced the data."""
+    """Write what everyone asks first, what replaced the data, and which results are NaN or infinite."""
     started, speed = facts.started, mean_speed(facts)
     tested, validated = test_accuracy(facts), validation_accuracy(facts)
     figures = [
@@ -99,12 +100,17 @@ def headline(facts: RunFacts) -> str:
         ("Training speed", "" if speed is None else f"{number(speed)} examples/s"),
     ]
     instead = started.substitute_for if started else facts.results.substitute_for if facts.results else None
-    note = f"{started.data if started else facts.results.data if facts.results else ''} in place of {instead}"
+    replaced = (
+        f"{started.data if started else facts.results.data if facts.results else ''} in place of {instead}"
+    )
+    notes = [replaced] if instead else []
+    if bad := not_finite(facts):
+        notes.append(bad)
     is_open = facts.problem is None or is_stop(facts.problem)
     how = "open" if is_open else "failed" if facts.problem else "done"
     return (
         f'<p class="state {how}">{escape(state(facts))}</p>'
-        + (f'<p class="note"><strong>Attention:</strong> {escape(note)}</p>' if instead else "")
+        + "".join(f'<p class="note"><strong>Attention:</strong> {escape(note)}</p>' for note in notes)
         + definitions(figures).replace("<dl>", '<dl class="figures">')
     )
 
