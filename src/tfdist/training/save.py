@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
+from tfdist._utils.object_store import upload
 from tfdist._utils.write_files import fresh_path, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, shown
 from tfdist.strategies.current_cluster_and_strategy import current_strategy, is_chief
@@ -63,17 +64,27 @@ def _place_to_write(target: str) -> Iterator[str]:
     if not is_chief():
         with temporary_folder("tfdist-") as scratch, storage_errors(Path(scratch)):
             yield str(Path(scratch, Path(target).name))
-    elif "://" in target:  # a remote store, where objects appear when they are complete
+    elif "://" in target and _is_folder(target):
         yield target
+    elif "://" in target:  # HDF5, and some versions of Keras, would write a local file of this name
+        folder, _, name = target.rpartition("/")
+        with temporary_folder("tfdist-") as scratch, storage_errors(Path(scratch)):
+            yield str(Path(scratch, name))
+            upload({name: Path(scratch, name)}, folder)
     else:
         with fresh_path(Path(target).absolute()) as written:
             yield str(written)
 
 
+def _is_folder(target: str) -> bool:
+    """Return whether a path is that of a SavedModel; objects of a store appear when they are complete."""
+    return not Path(target).suffix
+
+
 def _write(model: Any, place: str) -> None:
     if place.endswith(".weights.h5"):
         model.save_weights(place)
-    elif Path(place).suffix or is_keras_2(model):
+    elif not _is_folder(place) or is_keras_2(model):
         model.save(place)
     else:
         model.export(place, verbose=False)
