@@ -10,7 +10,8 @@ from typing import Any
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.grpc_health_probe import answers
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
-from tfdist.errors import StorageError, TaskLost
+from tfdist.datasets.open_data import Data
+from tfdist.errors import DataError, StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
 from tfdist.trainer.checkpoint_manager import note_best
 from tfdist.trainer.config import Config
@@ -58,6 +59,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
     chief = cluster.address(cluster.lead)
     steps, may_stop = total_steps(config, data), bool(config.train.callbacks)
     for checkpoint in _new_checkpoints(folder.checkpoints, steps, chief, remote, may_stop=may_stop):
+        _check_same_data(checkpoint, data)
         entries = tuple(entry for entry in checkpoint.variables if is_read_by_tests(entry[0]))
         checkpoint = dataclasses.replace(checkpoint, variables=entries)
         check_variables(checkpoint, mine)
@@ -76,6 +78,18 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
         if remote is None:
             note_best(folder.best_file, checkpoint.step, results)
     summaries.close()
+
+
+def _check_same_data(checkpoint: Checkpoint, data: Data) -> None:
+    """Raise DataError if the run trains on other data than this task has."""
+    fingerprint = checkpoint.facts.get("trained", {}).get("data.fingerprint", data.fingerprint)
+    if fingerprint != data.fingerprint:
+        here = f"'{data.name}' {data.fingerprint}"
+        here += f" in place of '{data.substitute_for}'" if data.substitute_for else ""
+        trained = f"'{checkpoint.facts['trained'].get('data.name')}' {fingerprint}"
+        problem = f"of the evaluator differs from that of the run, {trained}; here it is {here}"
+        remedy = "Copy the same files to its machine, or set TFDIST_CACHE_DIR to a folder that both share"
+        raise DataError("the data set", problem, remedy=remedy)
 
 
 def _new_checkpoints(

@@ -1,9 +1,14 @@
 """The evaluator's checkpoints, as they come."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist import ClusterConfig
+from tfdist.errors import DataError
 from tfdist.trainer import evaluator
+from tfdist.trainer.config import read_config
+from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoints.checkpoint_files import save
 
 
@@ -35,3 +40,17 @@ def test_the_checkpoint_at_which_a_callback_has_stopped_the_training_is_the_last
     assert [each.step for each in coming] == [1, 2]
     on = evaluator._new_checkpoints(tmp_path, 3, "127.0.0.1:1")  # as without callbacks, which train on
     assert [each.step for each in on] == [1, 2, 3]
+
+
+def test_refuses_a_checkpoint_of_a_run_on_other_data(tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(cache))
+    images, labels = np.zeros((4, 28, 28), np.uint8), np.arange(4)
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    config = tmp_path / "x.yaml"
+    config.write_text(f"data: {{name: {tmp_path}/own.npz, batch_size: 2}}\ntrain: {{steps: 2}}\n")
+    folder = RunFolder.at(tmp_path / "run")
+    trained = {"data.name": "mnist", "data.fingerprint": "0123456789ab"}
+    save(folder.checkpoints, 2, {"a": tf.constant(1.0)}, {"trained": trained})
+    cluster = ClusterConfig.local(workers=1, evaluator=1).with_task("evaluator", 0)
+    with pytest.raises(DataError, match=r"that of the run, 'mnist' 0123456789ab; here it is '.*own\.npz' "):
+        evaluator.evaluate_checkpoints(read_config(config).config, cluster, folder)
