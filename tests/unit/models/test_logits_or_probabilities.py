@@ -31,6 +31,38 @@ class Subclassed(keras.Model):
         return self.softmax(self.dense(self.flatten(tf.cast(images, tf.float32) / 255)))
 
 
+class SubclassedSigmoid(Subclassed):
+    def call(self, images):
+        return tf.sigmoid(self.dense(self.flatten(tf.cast(images, tf.float32) / 255)))
+
+
+class Gated(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.dense = keras.layers.Dense(3, kernel_initializer="zeros", bias_initializer="ones")
+        self.gate = keras.layers.Dense(3, "sigmoid")
+
+    def call(self, images):
+        features = self.flatten(tf.cast(images, tf.float32) / 255)
+        return self.dense(features) * self.gate(features)
+
+
+def functional_sigmoid():
+    images = keras.Input((4, 4, 1))
+    dense = keras.layers.Dense(3)(keras.layers.Flatten()(images))
+    operation = keras.ops.sigmoid if hasattr(keras, "ops") else tf.sigmoid
+    return keras.Model(images, operation(dense))
+
+
+def logits_by_pooling():
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    small = keras.initializers.RandomUniform(0, 0.001)
+    ending = [layers.Conv2D(3, 3, kernel_initializer=small), layers.GlobalAveragePooling2D()]
+    return keras.Sequential([keras.Input((4, 4, 1)), layers.Rescaling(1 / 255), *ending])
+
+
 def sequential(*layers):
     keras.utils.set_random_seed(0)
     return keras.Sequential(
@@ -58,11 +90,21 @@ def ensemble():
         (lambda: sequential(keras.layers.Dense(3, "sigmoid")), "probabilities"),
         (lambda: sequential(keras.layers.Dense(3), Sigmoid()), "unknown"),
         (Subclassed, "probabilities"),
+        # A sigmoid that is not a layer follows a dense layer without activation.
+        (SubclassedSigmoid, "unknown"),
+        (functional_sigmoid, "unknown"),
+        # The last layer that was made ends in a sigmoid, and the model does not.
+        (Gated, "logits"),
+        (logits_by_pooling, "logits"),
+        (lambda: sequential(keras.layers.Dense(2, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(0.5)), keras.layers.Reshape((2,))), "logits"),
         (ensemble, "probabilities"),
     ],
 )  # fmt: skip
 def test_the_outputs_are_recognised(make, expected):
-    assert outputs_of(make(), IMAGES, 3) == expected
+    model = make()
+    before = model(IMAGES).numpy()
+    assert outputs_of(model, IMAGES, before.shape[1]) == expected
+    np.testing.assert_array_equal(model(IMAGES).numpy(), before)
 
 
 def test_outputs_of_another_shape_are_refused():
