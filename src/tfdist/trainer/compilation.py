@@ -9,7 +9,7 @@ from tfdist._utils.keras_private import compile_arguments, is_compiled
 from tfdist.errors import ConfigError
 from tfdist.models.logits_or_probabilities import Outputs
 from tfdist.trainer.config import Config
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels, make_loss, make_metric
+from tfdist.trainer.losses_and_metrics import from_logits_of, has_one_hot_labels, make_loss, make_metric
 from tfdist.trainer.optimizers import make_optimizer
 from tfdist.trainer.sections.train import TrainSection
 from tfdist.training.keras.model_checks import has_own
@@ -84,15 +84,11 @@ def _name_of(metric: Any) -> str:
 
 def _warn_of_other_outputs(model: Any, outputs: Outputs) -> None:
     """Warn if a loss that the model was compiled with takes the other kind of outputs."""
-    for loss in tf.nest.flatten(getattr(model, "loss", None)):
-        if isinstance(loss, str):
-            from_logits = False if "crossentropy" in loss else None
-        else:
-            from_logits = loss.get_config().get("from_logits") if hasattr(loss, "get_config") else None
-        if from_logits is not None and outputs != "unknown" and from_logits != (outputs == "logits"):
-            _log.warning(
-                "model %s returns %s, but its loss has from_logits=%s, and so computes something else",
-                model.name,
-                outputs,
-                from_logits,
-            )
+    from_logits = from_logits_of(getattr(model, "loss", None))
+    if from_logits is not None and outputs != "unknown" and from_logits != (outputs == "logits"):
+        _log.warning(
+            "model %s returns %s, but its loss has from_logits=%s, and so computes something else",
+            model.name,
+            outputs,
+            from_logits,
+        )

@@ -1,11 +1,12 @@
-"""Make the loss and the metrics that a config names, and find which labels the loss compares with."""
+"""Make the loss and the metrics that a config names, and find what a loss compares."""
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._utils.import_by_name import import_object
-from tfdist._utils.keras_private import is_of_keras
+from tfdist._utils.keras_private import is_compiled, is_of_keras
 from tfdist._utils.shared_config_types import Named, name_and_arguments
 from tfdist.errors import ConfigError, shown
 from tfdist.models.logits_or_probabilities import Outputs
@@ -34,8 +35,12 @@ def make_loss(value: Named, outputs: Outputs) -> Any:
         if not callable(loss):
             raise ConfigError(place, expected="a function of y_true and y_pred", received=shown(loss))
         return loss
-    kind = find_class("train.loss", name, tf.keras.losses, tf.keras.losses.Loss, without=_NO_LOSSES)
+    kind = _loss_class(name)
     return call_named(place, kind, _for_outputs(place, kind, arguments, outputs))
+
+
+def _loss_class(name: str) -> type:
+    return find_class("train.loss", name, tf.keras.losses, tf.keras.losses.Loss, without=_NO_LOSSES)
 
 
 def make_metric(value: Named, outputs: Outputs, *, one_hot: bool) -> Any:
@@ -117,6 +122,45 @@ def _check_labels(place: str, kind: type, *, one_hot: bool) -> None:
         raise ConfigError(
             place, "compares with one-hot labels, but the labels are class numbers", remedy=remedy
         )
+
+
+def from_logits_of(loss: Any) -> bool | None:
+    """Return whether a loss takes logits; None if it does not say it.
+
+    Args:
+        loss: The loss that a model is compiled with, in any form that Keras accepts.
+    """
+    for part in tf.nest.flatten(loss):
+        try:
+            found = tf.keras.losses.get(part) if isinstance(part, str) else part
+            parameter = inspect.signature(found).parameters.get("from_logits")
+        except (TypeError, ValueError):  # Keras does not know it, or it is no function
+            continue
+        has_config = hasattr(found, "get_config")
+        said = found.get_config().get("from_logits") if has_config else getattr(parameter, "default", None)
+        if isinstance(said, bool):
+            return said
+    return None
+
+
+def outputs_for_loss(value: Named | None, model: Any) -> Outputs:
+    """Return what a model whose outputs are always from 0 to 1 returns, by the loss that it is trained with.
+
+    Args:
+        value: The loss of the config; None for that of the model.
+        model: The model, compiled or not.
+    """
+    takes_logits: bool | None = None
+    if value is not None:
+        name, arguments = name_and_arguments(value)
+        takes_logits = arguments.get("from_logits")
+        if takes_logits is None and ":" not in name and "from_logits" in parameters_of(_loss_class(name)):
+            return "unknown"
+    elif is_compiled(model):
+        takes_logits = from_logits_of(getattr(model, "loss", None))
+    else:
+        return "unknown"
+    return "logits" if takes_logits else "probabilities"
 
 
 def has_one_hot_labels(config: Config, loss: Any) -> bool:

@@ -18,7 +18,7 @@ from tfdist.models.model_by_name import build
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.config import Config
-from tfdist.trainer.losses_and_metrics import has_one_hot_labels
+from tfdist.trainer.losses_and_metrics import has_one_hot_labels, outputs_for_loss
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.workers.choose_steps_per_call import StepsPerCall
@@ -118,7 +118,9 @@ def find_outputs(config: Config, data: Data) -> Outputs:
         return "logits"
     tf.keras.utils.set_random_seed(config.train.seed)
     images, _ = data.split("test").arrays()
-    return outputs_of(build_model(config, data), np.array(images[:_IMAGES_TO_LOOK_AT]), len(data.classes))
+    model = build_model(config, data)
+    outputs = outputs_of(model, np.array(images[:_IMAGES_TO_LOOK_AT]), len(data.classes))
+    return outputs_for_loss(config.train.loss, model) if outputs == "unknown" else outputs
 
 
 def compiled_model(config: Config, data: Data, outputs: Outputs) -> Any:

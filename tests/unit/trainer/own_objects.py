@@ -213,3 +213,12 @@ def stop(epoch, batch=0, clears=False):
 
 def nothing():
     pass
+
+
+def build_with_sigmoid(image_shape, classes, *, loss=""):
+    images = keras.Input(image_shape)
+    logits = keras.layers.Dense(classes)(keras.layers.Flatten()(images))
+    model = keras.Model(images, keras.layers.Lambda(tf.sigmoid)(logits))
+    if loss:
+        model.compile("sgd", loss)
+    return model

@@ -245,13 +245,25 @@ def test_a_compile_of_its_own_is_left_alone(compiled, refused):
     assert refused("warmup: 0.5", model=model).startswith("train.warmup: cannot change model mine")
 
 
-def test_a_loss_of_the_other_kind_of_outputs_is_warned_of(compiled, caplog):
-    wrong = made(optimizer="sgd", loss="sparse_categorical_crossentropy")
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sparse_categorical_crossentropy",
+        "SparseCategoricalCrossentropy",
+        keras.losses.sparse_categorical_crossentropy,
+        "bce",
+        "BinaryCrossentropy",
+        keras.losses.BinaryCrossentropy(),
+    ],
+)
+def test_a_loss_of_the_other_kind_of_outputs_is_warned_of(compiled, caplog, loss):
+    wrong = made(optimizer="sgd", loss=loss)
     compiled(model=wrong)
     assert caplog.messages == [
         "model mine returns logits, but its loss has from_logits=False, and so computes something else"
     ]
     caplog.clear()
+    compiled(model=made(optimizer="sgd", loss="mse"))
     right = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model, evaluate = compiled(model=made(optimizer="sgd", loss=right))
     assert caplog.messages == []

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdist.datasets.open_data import open_data
 from tfdist.launcher import record_events
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_datasets import compiled_model, note_of_large_batch, open_run_data
+from tfdist.trainer.model_and_datasets import compiled_model, find_outputs, note_of_large_batch, open_run_data
 
 
 @pytest.fixture
@@ -44,6 +44,25 @@ def test_the_learning_rate_rises_and_falls(compiled, text, expected):
 def test_the_optimizers_are_those_of_their_names(compiled, name, momentum, nesterov):
     optimizer = compiled(f"steps: 8, optimizer: {name}").optimizer
     assert (optimizer.momentum, optimizer.nesterov) == (momentum, nesterov)
+
+
+@pytest.mark.parametrize(
+    ("loss", "compiled_loss", "expected"),
+    [
+        ("{name: binary_crossentropy, from_logits: false}", "", "probabilities"),
+        ("{name: binary_crossentropy, from_logits: true}", "", "logits"),
+        ("mse", "", "probabilities"),
+        ("null", "binary_crossentropy", "probabilities"),
+        ("null", "mse", "probabilities"),
+        ("binary_crossentropy", "", "unknown"),
+        ("null", "", "unknown"),
+    ],
+)
+def test_the_loss_decides_what_outputs_of_a_sigmoid_are(tmp_path, cache, loss, compiled_loss, expected):
+    model = f"{{name: 'own_objects:build_with_sigmoid', options: {{loss: '{compiled_loss}'}}}}"
+    (tmp_path / "x.yaml").write_text(f"model: {model}\ntrain: {{loss: {loss}}}")
+    config = read_config(tmp_path / "x.yaml").config
+    assert find_outputs(config, open_data("digits", cache_dir=cache)) == expected
 
 
 @pytest.mark.parametrize("more", [0, 1])
