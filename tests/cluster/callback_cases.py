@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from cases import batches, points
 
+from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 
 keras = tf.keras
@@ -115,6 +116,43 @@ def stopping(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         history = fit(model, batches(x, y), strategy=strategy, epochs=5, callbacks=callbacks, verbose=0)
         found[name] = [len(history.epoch), int(model.optimizer.iterations.numpy())]
     return found
+
+
+class _Reads(keras.callbacks.Callback):
+    """Read the metrics of the model, and the variables of them, beside the logs."""
+
+    def __init__(self, read: list[list[float]]) -> None:
+        super().__init__()
+        self.read = read
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        results = self.model.get_metrics_result()
+        self.read += [[float(logs[name]), float(results[name])] for name in ("loss", "mae")]
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.on_train_batch_end(0, logs)
+        [variable.numpy() for variable in self.model.metrics_variables]  # as OrbaxCheckpoint does
+
+
+def reading(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any] | None:
+    """Read metrics in a callback of the chief alone, then of both workers, and after the training."""
+    if IS_KERAS_2:  # whose metrics have a part on each worker
+        return None
+    model, data, read = compiled_model(strategy), batches(*points()), []
+    options = {"strategy": strategy, "verbose": 0}
+    after = []
+    for has_read, scope in (
+        (strategy.extended.should_checkpoint, strategy.scope()),
+        (True, contextlib.nullcontext()),
+    ):
+        with scope:
+            model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+        callbacks = [_Reads(read)] if has_read else []
+        logs = fit(model, data, validation_data=data, callbacks=callbacks, **options).history
+        after.append([logs["val_loss"][0], float(model.get_metrics_result()["loss"])])
+        loss, _ = evaluate(model, data, callbacks=callbacks, **options)
+        after.append([loss, float(model.get_metrics_result()["loss"])])
+    return {"read": read, "after": after}
 
 
 class Interrupted(keras.callbacks.Callback):

@@ -74,6 +74,7 @@ ONLY_ON = {
     "mirrored": ["own_cases.steps", "own_cases.steps_by_keras", "custom_step_cases.refused"],
     "multi_worker_mirrored": [
         "callback_cases.stopping",
+        "callback_cases.reading",
         "order_cases.drawn",
         "call_cases.apart",
         "model_cases.written",

@@ -16,7 +16,8 @@ from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
 SETTING = "callback_cases.setting"
-CASES = [WRITING, STOPPING, SETTING]
+READING = "callback_cases.reading"
+CASES = [WRITING, STOPPING, SETTING, READING]
 EPOCHS, STEPS_PER_EPOCH = 4, 9
 # What calls the callbacks is the same for mirrored workers, and for workers at their own pace.
 STRATEGIES = on(SETUPS, again=["mirrored", "parameter_server_sync"])
@@ -65,6 +66,19 @@ def test_a_worker_that_stops_alone_stops_all(strategy, finished):
             "early": [2, 2 * STEPS_PER_EPOCH],
             "nan": [1, 3],
         }
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_one_worker_alone_may_read_a_metric(strategy, finished):
+    chief, other = (result[READING] for result in finished(strategy).results.values())
+    if chief is None:
+        pytest.skip("Keras 2 reads metrics by an exchange")
+
+    for pair in (*chief["read"], *chief["after"]):
+        assert pair[0] == pytest.approx(pair[1], rel=1e-6)
+    assert len(chief["read"]) == 2 * 2 * (STEPS_PER_EPOCH + 2)
+    assert chief["read"][len(other["read"]) :] == other["read"]
+    assert chief["after"] == other["after"]
 
 
 def interrupted(folder: Path, strategy: str) -> Finished:

@@ -107,6 +107,22 @@ ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 DistributedTable: Any = ps_values.DistributedTable
 
 
+@contextlib.contextmanager
+def read_in_this_process(mirrored_variable: Any) -> Iterator[None]:
+    """Read a variable, within the block, from the copies of this process, without those of other workers.
+
+    It is one that TensorFlow adds up, or averages, over the replicas of all workers each time it is read.
+    """
+
+    def read() -> Any:
+        copies = [tf.convert_to_tensor(copy) for copy in mirrored_variable._values]
+        is_summed = mirrored_variable.aggregation == tf.VariableAggregation.SUM
+        return tf.add_n(copies) if is_summed else copies[0]
+
+    with attributes_set(mirrored_variable, _get_cross_replica=read):
+        yield
+
+
 # -- this process and its connections --
 
 

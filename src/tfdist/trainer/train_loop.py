@@ -37,6 +37,7 @@ from tfdist.trainer.starts_and_lost_steps import Start
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.share_checkpoint import Values
 from tfdist.training.evaluate import run_tests
+from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State, other_optimizers, variables_of_tensorflow
@@ -155,7 +156,8 @@ class Run:
         self._throughput = self._new_throughput()
         self._record_start()
         writer = self._checkpoint_manager.writer
-        with self._context.notice.deferred(), doing(BETWEEN_STEPS), writer:
+        metrics = metrics_read_in_this_process(self._model, self._strategy)
+        with self._context.notice.deferred(), doing(BETWEEN_STEPS), writer, metrics:
             results = {} if self._checkpoint_manager.has_ended else self._train(session, training, state)
         self._context.notice.raise_if_received()
         results = results or self._evaluate(session)

@@ -23,6 +23,7 @@ from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
 from tfdist.training.keras.kept_traces import traces_kept
+from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_logs
@@ -79,7 +80,8 @@ def evaluate(
         calls = make_callbacks([*callbacks, *hooks], model, strategy, verbose=shown, steps=batches.expected)
         stopping = Stopping(callbacks, model, strategy, "evaluating")
         leave, are_own = stopping.after_execution, stopping.is_within_epochs
-        logs = run_tests(testing, model, batches, calls, leave=leave, are_own=are_own, name="the data")
+        with metrics_read_in_this_process(model, strategy):
+            logs = run_tests(testing, model, batches, calls, leave=leave, are_own=are_own, name="the data")
     return logs if return_dict else in_order(model, logs)
 
 

@@ -31,6 +31,7 @@ from tfdist.training.keras.datasets_from_inputs import (
     validation_parts,
 )
 from tfdist.training.keras.kept_traces import traces_kept
+from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.model_session import Session
 from tfdist.training.run_batches import EpochBatches, FitSchedule, first_batches
@@ -137,13 +138,14 @@ def fit(
             calls = make_callbacks([*callbacks, *hooks], model, strategy, **options)
             model.stop_training = False
             reset_batch_count(model, "train")
-            begun = checkpoints.begin(calls, **lengths, initial_epoch=schedule.initial_epoch)
-            run = FitEpochs(
-                session, training, testing, model, schedule, calls, callbacks, checkpoints, after_batches
-            )
-            with checkpoints.deferring(), doing(BETWEEN_STEPS):
-                logs = run.run(begun)
-                if schedule.epochs:
-                    session.finish()
-                calls.on_train_end(logs)
+            with metrics_read_in_this_process(model, strategy):
+                begun = checkpoints.begin(calls, **lengths, initial_epoch=schedule.initial_epoch)
+                run = FitEpochs(
+                    session, training, testing, model, schedule, calls, callbacks, checkpoints, after_batches
+                )
+                with checkpoints.deferring(), doing(BETWEEN_STEPS):
+                    logs = run.run(begun)
+                    if schedule.epochs:
+                        session.finish()
+                    calls.on_train_end(logs)
     return model.history

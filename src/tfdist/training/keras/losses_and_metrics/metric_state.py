@@ -17,6 +17,10 @@ from tfdist._utils.keras_private import is_of_keras, loss_trackers, metrics_with
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.errors import ConfigError
 from tfdist.strategies.current_cluster_and_strategy import is_chief_of
+from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import (
+    is_combined_when_read,
+    is_read_in_this_process,
+)
 from tfdist.training.parameter_servers.await_server_writes import write_to_servers
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.reduction import shared_mean
@@ -189,12 +193,11 @@ class MetricState:
         is_chief = is_chief_of(self._strategy)
         for variable, value in self.values(totals):
             copies = self._strategy.experimental_local_results(variable.value)
-            is_summed = len(copies) > 1 or isinstance(
-                self._strategy, tf.distribute.MultiWorkerMirroredStrategy
-            )
-            is_summed = is_summed and getattr(variable, "aggregation", "sum") == "sum"
+            is_read_from_all = len(copies) > 1 or is_combined_when_read(variable.value)
+            is_summed = is_read_from_all and getattr(variable, "aggregation", "sum") == "sum"
             for index, copy in enumerate(copies):
-                is_read = not is_summed or (index == 0 and is_chief)
+                has_value = is_chief or is_read_in_this_process(variable.value)
+                is_read = not is_summed or (index == 0 and has_value)
                 copy.assign(value if is_read else tf.zeros_like(value))
 
     def _table(self, value: Any) -> tf.Tensor:
