@@ -107,8 +107,7 @@ class LiveView:
                 accuracy = results.get("accuracy")
                 self._evaluated = "" if accuracy is None else f"test accuracy {accuracy:.4f}"
             case run_events.EpochEnded(logs=logs):
-                names = [name for name in logs if name.startswith("val_") and "acc" in name]
-                value = logs[names[0]] if len(names) == 1 else None
+                value = run_events.accuracy_of(logs, is_of_validation=True)
                 self._evaluated = "" if value is None else f"validation accuracy {value:.4f}"
 
     def measure(self) -> None:

@@ -5,6 +5,7 @@ A number that is NaN or infinite is null there, since JSON has none. docs/events
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
@@ -225,6 +226,8 @@ AnyEvent = Union[  # noqa: UP007  # msgspec reads it
     Exported,
     RunEnded,
 ]
+_VALIDATION = "val_"
+_Value = TypeVar("_Value")
 _AnEvent = TypeVar("_AnEvent", bound=_Event)
 _decoder = msgspec.json.Decoder(AnyEvent)
 
@@ -233,6 +236,22 @@ def stamped(event: _AnEvent) -> _AnEvent:
     """Set the time of an event to the time of the day, and return it."""
     event.time = time.time()
     return event
+
+
+def accuracy_of(logs: Mapping[str, _Value], *, is_of_validation: bool = False) -> _Value | None:
+    """Return the accuracy among the logs of Keras; None if there is none, or that of several outputs.
+
+    >>> accuracy_of({"acceleration": 12.5, "binary_accuracy": 0.9, "val_binary_accuracy": 0.8})
+    0.9
+    """
+    named = {
+        name.removeprefix(_VALIDATION): value
+        for name, value in logs.items()
+        if name.startswith(_VALIDATION) == is_of_validation
+    }
+    found = [value for name, value in named.items() if name in ("accuracy", "acc")]
+    found = found or [value for name, value in named.items() if name.endswith(("_accuracy", "_acc"))]
+    return found[0] if len(found) == 1 else None
 
 
 def read_event(line: bytes) -> AnyEvent | None:

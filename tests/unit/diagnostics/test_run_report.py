@@ -265,6 +265,17 @@ def test_a_start_names_its_step(tmp_path, steps, lost, text):
     assert (kind, what) == ("start", text)
 
 
+@pytest.mark.parametrize(
+    "logs", [{"val_acceleration_loss": 12.5}, {"val_a_accuracy": 0.5, "val_b_accuracy": 0.9}]
+)
+def test_no_accuracy_is_in_the_head_that_is_not_that_of_the_model(tmp_path, logs):
+    events = [
+        LaunchStarted(tasks={}, command=["x"], shares="1 task"),
+        EpochEnded(epoch=0, epochs=1, logs=logs),
+    ]
+    assert "Validation accuracy" not in page_of(write_run(tmp_path / "run", events)).text
+
+
 def test_a_launch_is_shown_with_the_flags_that_it_had(tmp_path):
     options = {"threads": 2, "pin": True, "network_isolation": "never", "restarts": 3, "alone": ["worker", "ps"], "heartbeat_timeout": None}  # fmt: skip
     tasks = dict.fromkeys(("chief:0", "worker:0", "worker:1", "ps:0"), "127.0.0.1:1")

@@ -195,6 +195,8 @@ def test_the_last_epoch_of_fit_has_an_accuracy():
     view.handle(Progressed(40, 100))
     view.handle(EpochEnded(epoch=0, epochs=1, logs={"acc": 0.5, "val_acc": 0.75}))
     assert view.lines(120, 24)[-1].endswith("step 40 of 100 (40 %), validation accuracy 0.7500")
+    view.handle(EpochEnded(epoch=0, epochs=1, logs={"val_acceleration_loss": 12.5}))
+    assert view.lines(120, 24)[-1].endswith("step 40 of 100 (40 %)")
 
 
 def test_a_low_terminal_shows_some_tasks_and_counts_the_others():

@@ -22,6 +22,7 @@ from tfdist.launcher.run_events import (
     Progressed,
     TaskStarted,
     Warned,
+    accuracy_of,
     read_events,
 )
 
@@ -235,6 +236,22 @@ def test_the_first_event_after_a_torn_line_is_read(tmp_path):
             record(PhaseBegun(phase=phase))
     assert [event.phase for event in read_events(tmp_path / FILE)] == ["loading", "training", "evaluating"]
     assert b"\n\n" not in (tmp_path / FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("logs", "training", "validation"),
+    [
+        ({"acc": 0.5, "val_acc": 0.4}, 0.5, 0.4),
+        ({"accuracy": 0.5, "top_5_accuracy": 0.9, "val_accuracy": 0.4, "val_top_5_accuracy": 0.8}, 0.5, 0.4),
+        ({"loss": 1.0, "sparse_categorical_accuracy": 0.5}, 0.5, None),
+        ({"acceleration_loss": 12.5, "val_acceleration_loss": 13.5}, None, None),
+        ({"age_accuracy": 0.5, "sex_accuracy": 0.9, "val_age_accuracy": 0.4, "val_sex_accuracy": 0.8}, None, None),
+        ({"accuracy": None, "val_accuracy": None}, None, None),
+    ],
+)  # fmt: skip
+def test_the_accuracy_is_found_by_its_whole_name(logs, training, validation):
+    assert accuracy_of(logs) == training
+    assert accuracy_of(logs, is_of_validation=True) == validation
 
 
 def test_a_warning_that_names_a_path_of_other_bytes_is_recorded(tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ from tfdist.launcher.run_events import (
     RunStarted,
     TaskStarted,
     Warned,
+    accuracy_of,
 )
 from tfdist.profiling.timeline_paths import timelines_in
 
@@ -82,8 +83,7 @@ def test_accuracy(facts: RunFacts) -> float | None:
 def validation_accuracy(facts: RunFacts) -> float | None:
     """Return the last validation accuracy of `fit`."""
     epoch = facts.last(EpochEnded)
-    logs = epoch.logs if epoch is not None else {}
-    return next((value for name, value in logs.items() if name.startswith("val_") and "acc" in name), None)
+    return None if epoch is None else accuracy_of(epoch.logs, is_of_validation=True)
 
 
 def headline(facts: RunFacts) -> str:

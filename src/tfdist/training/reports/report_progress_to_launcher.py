@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist.launcher.record_events import record
-from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed
+from tfdist.launcher.run_events import EpochEnded, PhaseBegun, Progressed, accuracy_of
 from tfdist.strategies.current_cluster_and_strategy import is_chief_of, made_with
 from tfdist.training.reports.logs import as_scalars
 from tfdist.training.reports.software_and_devices import record_start, versions
@@ -85,19 +85,13 @@ class FitReports:
 
     def _report(self, step: int, steps: int | None, logs: Mapping[str, Any], times: Any) -> None:
         is_due = time.monotonic() - self._reported_at >= SECONDS_BETWEEN_REPORTS
-        names = ("loss", _accuracy(logs))
-        loss, accuracy = (as_scalars({"": logs[name]}).get("") if name in logs else None for name in names)
+        results = {"loss": logs.get("loss"), "accuracy": accuracy_of(logs)}
+        known = as_scalars({name: value for name, value in results.items() if value is not None})
         speed = self._speed.examples_per_second(times)
-        record(Progressed(step, steps, speed, loss, accuracy))
+        record(Progressed(step, steps, speed, known.get("loss"), known.get("accuracy")))
         if times is not None and (is_due or step == steps):  # many epochs may end in half a second
             self._reported_at = time.monotonic()
             record_task_speed(self._cluster, step, self._speed.since_last_asked(times))
-
-
-def _accuracy(logs: Mapping[str, Any]) -> str:
-    """Return the name of the accuracy in training; empty if there is none, or several."""
-    names = [name for name in logs if "acc" in name and not name.startswith("val_")]
-    return "accuracy" if "accuracy" in names else names[0] if len(names) == 1 else ""
 
 
 class _Speed:

@@ -188,3 +188,10 @@ def test_an_execution_beyond_the_end_of_the_epoch_does_not_count(two_workers):
     with listening(events.append):
         reports.after_epoch(0, 12, {}, None)  # executions of 4 steps
     assert [(event.step, event.steps) for event in events] == [(10, 10)]
+
+
+def test_a_loss_whose_name_begins_like_an_accuracy_is_none(two_workers):
+    reports, events = FitReports(None, two_workers, epochs=1, steps=2), []
+    with listening(events.append):
+        reports.after_epoch(0, 2, {"loss": 20.0, "acceleration_loss": 12.5}, None)
+    assert [(event.loss, event.accuracy) for event in events] == [(20.0, None)]
