@@ -79,7 +79,8 @@ def make_strategy(
     logical devices. TF_CONFIG need not be in the environment.
 
     Args:
-        cluster: The cluster and this process's task; None for a single process.
+        cluster: The cluster and this process's task; None for a single process, which no variable of the
+            environment may contradict: pass ClusterConfig.from_environment() or ClusterConfig() there.
         strategy: The strategy; auto takes one that fits the cluster and the devices.
         communication: How multi_worker_mirrored adds gradients up, such as {"implementation": "tcp"}.
         min_shard_bytes: Split a variable over the parameter servers only into shards of at least this size.
@@ -99,7 +100,7 @@ def make_strategy(
         TaskLost: A task did not start in time.
     """
     check_is_cluster("make_strategy", cluster)
-    cluster = ClusterConfig() if cluster is None else cluster
+    cluster = _of_one_process() if cluster is None else cluster
     options = StrategyOptions.of(
         communication=communication,
         device=device,
@@ -118,6 +119,22 @@ def make_strategy(
     remember(cluster, made, name)
     _log.info("strategy %s: %s in sync", name, count(made.num_replicas_in_sync, "replica"))
     return made
+
+
+def _of_one_process() -> ClusterConfig:
+    """Return no cluster.
+
+    Raises:
+        ConfigError: By its environment, this process is one of several, each of which would train alone.
+    """
+    described = ClusterConfig.from_environment()
+    if described.task is not None and not described.is_evaluator and len(described.training().tasks()) > 1:
+        problem = f"is missing, but by its environment this process is {described.task} of several tasks"
+        remedy = (
+            "Pass cluster=ClusterConfig.from_environment(), or ClusterConfig() to train in this process alone"
+        )
+        raise ConfigError("make_strategy: cluster", problem, remedy=remedy)
+    return ClusterConfig()
 
 
 def check_is_cluster(where: str, cluster: object) -> None:

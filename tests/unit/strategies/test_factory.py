@@ -37,6 +37,18 @@ def test_one_process_gets_one_device_by_itself(caplog):
     assert "strategy auto takes one_device: one process" in caplog.text
 
 
+@pytest.mark.parametrize("strategy", ["auto", "multi_worker_mirrored"])
+def test_a_task_of_several_is_not_taken_for_one_process(strategy, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", cluster(worker=2).tf_config_json("worker", 1))
+    with pytest.raises(ConfigError) as caught:
+        make_strategy(strategy=strategy)
+    assert str(caught.value) == (
+        "make_strategy: cluster: is missing, but by its environment this process is worker:1 of several tasks."
+        " Pass cluster=ClusterConfig.from_environment(), or ClusterConfig() to train in this process alone"
+    )
+    assert isinstance(make_strategy(ClusterConfig()), tf.distribute.OneDeviceStrategy)
+
+
 def test_another_backend_of_keras_is_one_line(monkeypatch):
     monkeypatch.setattr(tf.keras.backend, "backend", lambda: "jax")
     with pytest.raises(ConfigError, match=r"^Keras: expected the backend tensorflow, received jax\. Unset"):
