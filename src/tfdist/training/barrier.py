@@ -2,9 +2,8 @@
 
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
-from tfdist.strategies.current_cluster_and_strategy import current_strategy
 from tfdist.training.error_messages.lost_task_errors import public_call
-from tfdist.training.workers.same_call import check_same_call
+from tfdist.training.workers.same_call import check_same_call, strategy_of_call
 
 
 def barrier() -> None:
@@ -14,10 +13,9 @@ def barrier() -> None:
     that trains alone.
 
     Raises:
-        ConfigError: A worker is in another call.
+        ConfigError: A worker is in another call, or this one is not connected to the others yet.
         TaskLost: A worker is gone.
     """
-    strategy = current_strategy()
-    if strategy is not None:
-        with public_call("barrier", strategy), doing(Activity("")):
-            check_same_call(strategy)  # the chief may be writing large files
+    strategy = strategy_of_call("barrier")
+    with public_call("barrier", strategy), doing(Activity("")):
+        check_same_call(strategy)  # the chief may be writing large files

@@ -12,10 +12,10 @@ from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.object_store import upload
 from tfdist._utils.write_files import fresh_path, storage_errors, temporary_folder
 from tfdist.errors import ConfigError, shown
-from tfdist.strategies.current_cluster_and_strategy import current_strategy, is_chief
+from tfdist.strategies.current_cluster_and_strategy import is_chief
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.workers.exchange_numbers import wait_for_all
-from tfdist.training.workers.same_call import check_same_call
+from tfdist.training.workers.same_call import check_same_call, strategy_of_call
 
 _SUFFIXES = (".keras", ".h5", "")
 
@@ -32,7 +32,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             that TensorFlow Serving loads. An existing file or folder is replaced in one step.
 
     Raises:
-        ConfigError: The path has another suffix, or the model is not built.
+        ConfigError: The path has another suffix, the model is not built, or a worker is not connected to the
+            others yet.
         StorageError: Writing the file failed.
         TaskLost: A worker is gone.
     """
@@ -50,7 +51,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if not model.built:
         remedy = "Call fit, or the model itself on a batch, before"
         raise ConfigError("save", f"{model.name} is not built: it has no weights yet", remedy=remedy)
-    strategy = current_strategy() or tf.distribute.get_strategy()
+    strategy = strategy_of_call("save")
     with public_call("save", strategy):
         check_same_call(strategy)
         with _place_to_write(target) as place:

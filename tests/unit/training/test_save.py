@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.strategies import current_cluster_and_strategy
 from tfdist.training.save import save
 
 
@@ -24,6 +25,8 @@ def test_what_is_no_model_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5", "served"])
 def test_an_address_gets_what_a_path_gets(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(current_cluster_and_strategy, "_cluster", None)
+    monkeypatch.setattr(current_cluster_and_strategy, "_strategy", None)
     monkeypatch.chdir(tmp_path)
     model = keras.Sequential([keras.layers.InputLayer((2,)), keras.layers.Dense(1)])
     save(model, f"ram://bucket/folder/{name}")

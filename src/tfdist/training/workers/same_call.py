@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import put_for_workers, take_of_workers, worker_count, worker_number
+from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.calls_between_tasks import resolver_of
 from tfdist.coordination.calls_out_of_step import NAMES, CallState, out_of_step
 from tfdist.coordination.out_of_step_watch import CallWatch
 from tfdist.errors import ConfigError, first_line
+from tfdist.strategies.current_cluster_and_strategy import current_strategy
 from tfdist.training.workers.exchange_numbers import sum_over_workers
 
 _COLUMNS = 10  # a digest has 8, and all exchanges at the beginning of a call have one size
@@ -76,6 +78,22 @@ def gathered_in_call(strategy: tf.distribute.Strategy, values: Any) -> Any:
     if _watch is not None:
         _watch.met()
     return table[:, 2:]
+
+
+def strategy_of_call(name: str) -> tf.distribute.Strategy:
+    """Return the strategy whose workers must all make a call.
+
+    Raises:
+        ConfigError: This process is one of several mirrored workers, but has not connected to the others.
+    """
+    strategy = current_strategy() or tf.distribute.get_strategy()
+    if current_strategy() is None and not has_mirrored_workers(strategy):
+        cluster = ClusterConfig.from_environment()
+        others = cluster.size("chief") + cluster.size("worker") > 1 and not cluster.size("ps")
+        if others and cluster.task is not None and not cluster.is_evaluator:
+            problem = f"is called before tfdist.start(), so {cluster.task} cannot wait for the other workers"
+            raise ConfigError(name, problem, remedy="Call tfdist.start() right after the imports")
+    return strategy
 
 
 def why_out_of_step(*, are_all_there: bool) -> ConfigError | None:
