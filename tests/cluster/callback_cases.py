@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from cases import batches, points
 
+from tfdist.training.barrier import barrier
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 
@@ -153,6 +155,34 @@ def reading(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any] | 
         loss, _ = evaluate(model, data, callbacks=callbacks, **options)
         after.append([loss, float(model.get_metrics_result()["loss"])])
     return {"read": read, "after": after}
+
+
+class OwnCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Write weights late, as a slow disk does."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        time.sleep(1)
+        super().on_epoch_end(epoch, logs)
+
+
+class _Loads(keras.callbacks.Callback):
+    """Load the weights that a callback before it has written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        barrier()
+        self.model.load_weights(str(self.path))
+
+
+def loading(strategy: tf.distribute.Strategy, folder: Path) -> list[Any]:
+    """Load on each worker what the chief has written just before; return the weights."""
+    model, path = compiled_model(strategy), folder / ("own" + WEIGHTS)
+    own = OwnCheckpoint(str(path), monitor="loss", mode="max", save_weights_only=True, save_best_only=True)
+    fit(model, batches(*points()), strategy=strategy, epochs=3, callbacks=[own, _Loads(path)], verbose=0)
+    return [each.tolist() for each in model.get_weights()]
 
 
 class Interrupted(keras.callbacks.Callback):

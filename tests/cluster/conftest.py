@@ -75,6 +75,7 @@ ONLY_ON = {
     "multi_worker_mirrored": [
         "callback_cases.stopping",
         "callback_cases.reading",
+        "callback_cases.loading",
         "order_cases.drawn",
         "call_cases.apart",
         "model_cases.written",

@@ -16,8 +16,8 @@ from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
 SETTING = "callback_cases.setting"
-READING = "callback_cases.reading"
-CASES = [WRITING, STOPPING, SETTING, READING]
+READING, LOADING = "callback_cases.reading", "callback_cases.loading"
+CASES = [WRITING, STOPPING, SETTING, READING, LOADING]
 EPOCHS, STEPS_PER_EPOCH = 4, 9
 # What calls the callbacks is the same for mirrored workers, and for workers at their own pace.
 STRATEGIES = on(SETUPS, again=["mirrored", "parameter_server_sync"])
@@ -79,6 +79,15 @@ def test_one_worker_alone_may_read_a_metric(strategy, finished):
     assert len(chief["read"]) == 2 * 2 * (STEPS_PER_EPOCH + 2)
     assert chief["read"][len(other["read"]) :] == other["read"]
     assert chief["after"] == other["after"]
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_workers_load_what_the_chief_has_written_behind_a_barrier(strategy, finished):
+    chief, other = (result[LOADING] for result in finished(strategy).results.values())
+
+    assert chief == other
+    told = [log.count("OwnCheckpoint runs on the chief alone") for log in finished(strategy).logs.values()]
+    assert told == [1, 0] or finished(strategy).chief[READING] is None  # each worker of Keras 2 runs it
 
 
 def interrupted(folder: Path, strategy: str) -> Finished:

@@ -1,5 +1,7 @@
 """Run Keras callbacks where several processes train: only the chief writes files."""
 
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from tfdist._utils.keras_private import (
     batch_counter,
     epoch_to_resume,
     epoch_to_resume_keras_2,
+    is_of_keras,
 )
 from tfdist._utils.nested_optimizers import optimizer_variables
 from tfdist._utils.strategy_kinds import has_mirrored_workers
@@ -35,6 +38,12 @@ _WRITERS = {
     ),
 }
 
+_CHIEF_ALONE = (
+    "callback %s runs on the chief alone, as it derives from %s, which writes files. If it changes the model,"
+    " or evaluates or predicts, do that in a callback that derives from keras.callbacks.Callback"
+)
+_log = logging.getLogger("tfdist")
+
 
 def make_callbacks(
     callbacks: Sequence[Any],
@@ -51,11 +60,13 @@ def make_callbacks(
     for callback in callbacks if is_keras_2(model) else ():
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             allow_any_strategy(callback)
+    names = _WRITERS[2 if is_keras_2(model) else 3]
+    kinds = tuple(getattr(keras.callbacks, name) for name in names if hasattr(keras.callbacks, name))
     if not is_chief_of(strategy):
-        names = _WRITERS[2 if is_keras_2(model) else 3]
-        kinds = tuple(getattr(keras.callbacks, name) for name in names if hasattr(keras.callbacks, name))
         callbacks = [callback for callback in callbacks if not isinstance(callback, kinds)]
         verbose = 0
+    elif has_mirrored_workers(strategy):
+        _warn_of_chief_alone(callbacks, kinds)
     made = keras.callbacks.CallbackList(
         list(callbacks),
         add_history=has_history,
@@ -66,6 +77,19 @@ def make_callbacks(
         steps=steps,
     )
     return _WatchedCallbacks(made)
+
+
+def _warn_of_chief_alone(callbacks: Sequence[Any], kinds: tuple[type, ...]) -> None:
+    """Log a warning of each class of the user's own that derives from one of Keras that writes files."""
+    for kind in dict.fromkeys(map(type, callbacks)):
+        if issubclass(kind, kinds) and not is_of_keras(kind):
+            writer = next(one.__name__ for one in kind.__mro__ if one in kinds)
+            _warn_once(kind.__name__, writer)
+
+
+@functools.cache
+def _warn_once(kind: str, writer: str) -> None:
+    _log.warning(_CHIEF_ALONE, kind, writer)
 
 
 class _WatchedCallbacks:
