@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engines import container_entrypoint
+from tfdist.engines import restart_in_container
 from tfdist.engines.container_entrypoint import config_variables, main
 from tfdist.engines.job_description import Job
 from tfdist.launcher.supervisor.restart_policy import Backoff
@@ -182,8 +182,8 @@ def test_the_chiefs_container_marks_its_clean_end_alone(tmp_path, monkeypatch, s
 
 @pytest.mark.parametrize("task", ["worker", "ps"])
 def test_a_task_that_starts_after_the_chiefs_clean_end_does_not_wait_for_it(tmp_path, monkeypatch, task):
-    monkeypatch.setattr(container_entrypoint, "_SECONDS_TO_END_BY_ITSELF", 0.0)
-    monkeypatch.setattr(container_entrypoint, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(restart_in_container, "_SECONDS_TO_END_BY_ITSELF", 0.0)
+    monkeypatch.setattr(restart_in_container, "_SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "chief_ended").write_text(MARK)
     assert main([sys.executable, "-c", WAITS_FOR_ITS_CHIEF], a_task(tmp_path, task)) == 0
@@ -226,11 +226,11 @@ def test_a_task_that_has_run_for_long_has_all_restarts_again(tmp_path, monkeypat
         now[0] += next(lives)
         return 138
 
-    monkeypatch.setattr(container_entrypoint._RestartedCommand, "_run_once", run_once)
-    monkeypatch.setattr(container_entrypoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(restart_in_container.RestartedCommand, "_run_once", run_once)
+    monkeypatch.setattr(restart_in_container.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(Backoff, "pause_after", lambda *_: 0.0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert container_entrypoint._RestartedCommand(["x"], {"TFDIST_RESTARTS": "2"}).run(2)[0] == 1
+    assert restart_in_container.RestartedCommand(["x"], {"TFDIST_RESTARTS": "2"}).run(2)[0] == 1
     assert list(lives) == [1.0]  # two restarts after the last long life
 
 
@@ -321,7 +321,7 @@ def test_a_mistake_is_one_line():
 
 def test_a_checkpoint_that_cannot_be_read_now_renews_nothing(tmp_path):
     path = tmp_path / "saved_step"
-    task = container_entrypoint._RestartedCommand(["x"], {"TFDIST_SAVED_STEP_FILE": str(path)})
+    task = restart_in_container.RestartedCommand(["x"], {"TFDIST_SAVED_STEP_FILE": str(path)})
     assert task._saved("5") == "5"
     path.mkdir()
     assert task._saved("5") == "5"

@@ -18,7 +18,7 @@ from tfdist.engines.compose import engine as compose_module
 from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.ray import engine as ray_module
-from tfdist.engines.ssh.launch import check_hosts
+from tfdist.engines.ssh.check_hosts import check_hosts
 from tfdist.engines.ssh.plan_file import Plan
 from tfdist.errors import ConfigError, StorageError
 

@@ -16,10 +16,11 @@ import yaml
 
 from tfdist._utils.check_and_expand_paths import default_cache_dir, expanded_path
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
+from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.job_description import Job
 from tfdist.engines.log_files_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import OptionPath, by_role, check_roles, merged, with_options
+from tfdist.engines.restart_in_container import RESTARTS, SAVED_STEP_FILE
 from tfdist.engines.yaml_dumper import Dumper
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_gpus

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from tfdist.engines.container_entrypoint import ENTRYPOINT, RESTARTS, SAVED_STEP_FILE
+from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.log_files_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import merged
+from tfdist.engines.restart_in_container import RESTARTS, SAVED_STEP_FILE
 from tfdist.errors import LOST, ConfigError, shown
 from tfdist.launcher.send_reports import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection, ResourcesSection

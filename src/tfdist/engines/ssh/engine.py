@@ -17,7 +17,7 @@ from tfdist.engines.client_command import run_client
 from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.options_into_section import OptionPath, check_roles, with_options
-from tfdist.engines.ssh.launch import check_hosts
+from tfdist.engines.ssh.check_hosts import check_hosts
 from tfdist.engines.ssh.plan_file import Plan
 from tfdist.errors import ConfigError, one_line, shown
 from tfdist.trainer.sections.engine import SshSection

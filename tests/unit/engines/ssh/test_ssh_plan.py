@@ -16,8 +16,9 @@ import pytest
 
 import tfdist
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
+from tfdist.engines.ssh.check_hosts import FoundHost, check_hosts
 from tfdist.engines.ssh.engine import Ssh, plan_of
-from tfdist.engines.ssh.launch import FoundHost, check_hosts, cluster_on
+from tfdist.engines.ssh.launch import cluster_on
 from tfdist.engines.ssh.plan_file import NO_FOLDER, NO_PYTHON, NO_SETUP, Order, Plan
 from tfdist.errors import ConfigError
 from tfdist.launcher.report_messages import Silence, read_reports
