@@ -9,7 +9,7 @@ from tfdist._utils.readable_text import count
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
-from tfdist.strategies.options import OF_ONE_PROCESS
+from tfdist.strategies.strategy_names import OF_ONE_PROCESS
 from tfdist.trainer.config import Settings
 from tfdist.trainer.model_and_replica_sizes import Replicas
 

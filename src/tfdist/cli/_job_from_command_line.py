@@ -21,7 +21,7 @@ from tfdist.engines.submitted_jobs import find_submission
 from tfdist.errors import ConfigError, did_you_mean, shown
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.launch_tasks import check_alone
-from tfdist.strategies.options import roles_started_alone, strategy_name
+from tfdist.strategies.strategy_names import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 
 

@@ -22,7 +22,8 @@ from tfdist.diagnostics.estimate_memory_and_traffic import (
     milliseconds,
     one_of_each,
 )
-from tfdist.strategies.options import StrategyName, StrategyOptions
+from tfdist.strategies.options import StrategyOptions
+from tfdist.strategies.strategy_names import StrategyName
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas
 

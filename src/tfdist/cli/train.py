@@ -41,7 +41,7 @@ from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
 from tfdist.launcher.send_reports import VARIABLE as PROGRESS
 from tfdist.profiling.parse_step_range import parse_steps
-from tfdist.strategies.options import roles_started_alone, strategy_name
+from tfdist.strategies.strategy_names import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, config_text, plan_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
 from tfdist.trainer.sections.starting_and_watching_tasks import LaunchSection

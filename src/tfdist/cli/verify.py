@@ -25,7 +25,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.share_cores_and_gpus import own_gpus
-from tfdist.strategies.options import strategy_name
+from tfdist.strategies.strategy_names import strategy_name
 from tfdist.trainer.config import Settings, read_config
 
 if TYPE_CHECKING:

@@ -10,19 +10,14 @@ from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.grpc_health_probe import answers
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.strategies.devices_and_threads import device_kind
-from tfdist.strategies.options import (
-    CommunicationOptions,
-    StrategyName,
-    StrategyOptions,
-    exchanges_tensors,
-    is_gpu_used,
-)
+from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.strategy_classes import (
     MultiWorkerMirrored,
     ParameterServer,
     SynchronousParameterServer,
 )
+from tfdist.strategies.strategy_names import StrategyName, exchanges_tensors
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.tls import check_tls

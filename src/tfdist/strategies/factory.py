@@ -32,24 +32,20 @@ from tfdist.strategies.devices_and_threads import (
     devices_to_compute_on,
     threads_to_wait,
 )
-from tfdist.strategies.options import (
-    OF_ONE_PROCESS,
-    OF_PS,
-    Communication,
-    Device,
-    Precision,
-    StrategyName,
-    StrategyOptions,
-    choose_strategy,
-    is_gpu_used,
-    strategy_name,
-)
+from tfdist.strategies.options import Communication, Device, Precision, StrategyOptions, is_gpu_used
 from tfdist.strategies.share_random_state import share_random_state
 from tfdist.strategies.strategy_classes import (
     Mirrored,
     MultiWorkerMirrored,
     ParameterServer,
     SynchronousParameterServer,
+)
+from tfdist.strategies.strategy_names import (
+    OF_ONE_PROCESS,
+    OF_PS,
+    StrategyName,
+    choose_strategy,
+    strategy_name,
 )
 from tfdist.strategies.variable_partitioner import Partitioner
 from tfdist.strategies.wait_then_connect import connecting, is_connected

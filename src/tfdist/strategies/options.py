@@ -1,28 +1,23 @@
-"""Define the options of `make_strategy`: which strategies have them, and what `auto` stands for.
+"""Define the options of `make_strategy`, and which strategies have them.
 
 This module does not load TensorFlow, so commands start at once.
 """
 
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 from tfdist._utils.read_yaml_and_json import Document, Source, decode
 from tfdist._utils.shared_config_types import AboveZero, NotNegative, Positive, doc
-from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import ConfigError, did_you_mean, shown
+from tfdist.errors import ConfigError
+from tfdist.strategies.strategy_names import OF_ONE_PROCESS, OF_PS
 
-StrategyName = Literal[
-    "auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "parameter_server_sync"
-]
 Device = Literal["auto", "cpu", "gpu"]
 Implementation = Literal["auto", "tcp", "grpc", "ring", "nccl"]
 WireType = Literal["float32", "bfloat16", "float16", "int8"]
 Encryption = Literal["tls"]
 Precision = Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"]
 
-OF_ONE_PROCESS = ("one_device", "mirrored")
-OF_PS = ("parameter_server", "parameter_server_sync")
 _OF_CLUSTERS = ("multi_worker_mirrored", *OF_PS)
 _OF_MIRRORED = (*OF_ONE_PROCESS, "multi_worker_mirrored")
 # TensorFlow's own ways to communicate, under the strategies that have something to exchange.
@@ -199,39 +194,6 @@ _STRATEGIES_OF_OPTION = {
 }
 
 
-def exchanges_tensors(name: StrategyName, cluster: ClusterConfig) -> bool:
-    """Return whether a strategy sends tensors from task to task; not for an evaluator of a cluster."""
-    return name not in OF_ONE_PROCESS and len(cluster.training().tasks()) > 1
-
-
 def is_gpu_used(device: str, gpus: int) -> bool:
     """Return whether a process with so many GPUs computes on them."""
     return device != "cpu" and gpus > 0
-
-
-def strategy_name(strategy: str, cluster: ClusterConfig, *, devices: int = 1) -> StrategyName:
-    """Return the name of a strategy; for auto, of the one that fits the cluster, or so many devices."""
-    if strategy not in get_args(StrategyName):
-        remedy = did_you_mean(strategy, get_args(StrategyName))
-        raise ConfigError("strategy", "is unknown: " + shown(strategy), remedy=remedy)
-    if strategy != "auto":
-        return strategy  # type: ignore[return-value]
-    return choose_strategy(cluster, devices=devices)[0]
-
-
-def roles_started_alone(strategy: StrategyName) -> tuple[str, ...]:
-    """Return the roles whose lost tasks are started again while the others continue."""
-    return ("worker", "evaluator") if strategy == "parameter_server" else ("evaluator",)
-
-
-def choose_strategy(cluster: ClusterConfig, *, devices: int) -> tuple[StrategyName, str]:
-    """Return the strategy that fits a cluster and its devices, and the reason."""
-    training = ClusterConfig() if cluster.is_evaluator else cluster
-    workers = training.size("chief") + training.size("worker")
-    if training.size("ps"):
-        return "parameter_server", f"the cluster has {training.size('ps')} ps"
-    if workers > 1:
-        return "multi_worker_mirrored", f"the cluster has {workers} workers and no ps"
-    if devices > 1:
-        return "mirrored", f"one process with {devices} devices"
-    return "one_device", "one process with one device"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.share_cores_and_gpus import own_gpus
-from tfdist.strategies.options import StrategyName, strategy_name
+from tfdist.strategies.strategy_names import StrategyName, strategy_name
 from tfdist.trainer.config import Config
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist._utils.check_and_expand_paths import current_folder, exists, expanded_path, path_or_address
 from tfdist.errors import ConfigError, did_you_mean, shown
-from tfdist.strategies.options import OF_ONE_PROCESS, OF_PS
+from tfdist.strategies.strategy_names import OF_ONE_PROCESS, OF_PS
 
 PLACES = {
     "here": "all tasks on this machine",

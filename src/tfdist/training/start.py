@@ -18,9 +18,9 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.start_workers_and_ps import start_servers
 from tfdist.strategies.factory import check_is_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
-from tfdist.strategies.options import StrategyName
 from tfdist.strategies.server import serve
 from tfdist.strategies.strategy_classes import MultiWorkerMirrored
+from tfdist.strategies.strategy_names import StrategyName
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.evaluate import evaluate

@@ -7,7 +7,8 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used, strategy_name
+from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
+from tfdist.strategies.strategy_names import strategy_name
 
 
 def cluster(task=None, **roles):

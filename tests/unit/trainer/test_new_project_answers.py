@@ -11,7 +11,8 @@ from absl.flags import FLAGS
 
 from tfdist.cli import _flags_from_signature, _job_from_command_line, init
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import StrategyOptions, strategy_name
+from tfdist.strategies.options import StrategyOptions
+from tfdist.strategies.strategy_names import strategy_name
 from tfdist.trainer.config import read_config
 from tfdist.trainer.new_project_answers import (
     DATA,

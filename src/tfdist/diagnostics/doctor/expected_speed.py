@@ -12,7 +12,7 @@ from tfdist.diagnostics.doctor.links import Links
 from tfdist.diagnostics.doctor.parts_of_run_records import Part
 from tfdist.diagnostics.doctor.protocol import Measured
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import strategy_name
+from tfdist.strategies.strategy_names import strategy_name
 from tfdist.trainer.config import Config
 
 if TYPE_CHECKING:

@@ -6,13 +6,8 @@ from collections.abc import Iterator, Mapping
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.finding import CLUSTER, Finding, Findings, failure_of
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import (
-    CommunicationOptions,
-    StrategyName,
-    exchanges_tensors,
-    is_gpu_used,
-    strategy_name,
-)
+from tfdist.strategies.options import CommunicationOptions, is_gpu_used
+from tfdist.strategies.strategy_names import StrategyName, exchanges_tensors, strategy_name
 from tfdist.trainer.config import Config
 from tfdist.transport.authentication import SECRET, SECRET_FILE, find_secret
 from tfdist.transport.tls import check_tls

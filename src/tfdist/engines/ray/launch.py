@@ -20,7 +20,7 @@ from tfdist.engines.ray.tasks_and_resources import FILES, Work
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch_tasks import check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled
-from tfdist.strategies.options import roles_started_alone, strategy_name
+from tfdist.strategies.strategy_names import roles_started_alone, strategy_name
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.sections.engine import Placement

@@ -3,7 +3,8 @@
 from typing import Annotated, Any
 
 from tfdist._utils.shared_config_types import doc
-from tfdist.strategies.options import ProcessOptions, StrategyName
+from tfdist.strategies.options import ProcessOptions
+from tfdist.strategies.strategy_names import StrategyName
 
 
 class StrategySection(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

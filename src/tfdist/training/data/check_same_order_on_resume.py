@@ -15,8 +15,8 @@ from tfdist.training.data.inspect_dataset import (
     check_order,
     contains_python,
     definitions_of,
+    depends_on_earlier_passes,
 )
-from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
 
 _log = logging.getLogger("tfdist")
 

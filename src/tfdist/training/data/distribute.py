@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
+from tfdist.strategies.share_random_state import share_random_state
 from tfdist.training.data.check_caches import check_caches
 from tfdist.training.data.check_one_row_per_example import with_equal_rows, with_splittable_zips
 from tfdist.training.data.check_same_data import check_same_data
@@ -20,9 +22,9 @@ from tfdist.training.data.dataset_workarounds import (
     with_placeholders,
 )
 from tfdist.training.data.inspect_dataset import check_order, contains_python
-from tfdist.training.data.random_states_of_chief import WithRandomStatesOfChief
 from tfdist.training.data.read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data.read_by_workers import WorkersData
+from tfdist.training.workers.exchange_numbers import sum_over_workers
 from tfdist.training.workers.same_call import check_same_call
 
 # TensorFlow ships no types. The type that is meant:
@@ -86,7 +88,7 @@ def distribute(data: Data, strategy: tf.distribute.Strategy, *, may_copy_states:
             return strategy.distribute_datasets_from_function(replica_batches(data))
         made = strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
         follows_chief = is_split and is_of_python and may_copy_states
-        return WithRandomStatesOfChief(made, strategy) if follows_chief else made
+        return _WithRandomStatesOfChief(made, strategy) if follows_chief else made
     check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
@@ -172,3 +174,25 @@ def _sharded_by_example(dataset: tf.data.Dataset, *, is_split: bool) -> tf.data.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies.DATA
     return dataset.with_options(options)
+
+
+class _WithRandomStatesOfChief:
+    """A distributed data set before each pass over which all workers take the chief's random states.
+
+    A PyDataset is shuffled by Python's generator when a pass begins, and code of the user's may draw from
+    NumPy's. What only one worker has drawn since the last pass, as in a callback of the chief, would
+    otherwise make it cut up another order of the data.
+    """
+
+    def __init__(self, dataset: Any, strategy: tf.distribute.Strategy) -> None:
+        self._dataset, self._strategy = dataset, strategy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __iter__(self) -> Any:
+        def add_up(values: Any) -> Any:
+            return sum_over_workers(self._strategy, values).numpy().tolist()
+
+        share_random_state(add_up, is_chief=is_chief_of(self._strategy))
+        return iter(self._dataset)

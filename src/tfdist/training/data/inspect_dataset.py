@@ -1,4 +1,4 @@
-"""Check that several workers can each run a data set for themselves.
+"""Check that several workers can each run a data set for themselves, and which orders its passes have.
 
 Without a fixed order, workers would lose some examples and repeat others. A data set may also be too large to
 send to the workers.
@@ -38,6 +38,12 @@ RANDOM_OPERATIONS = (
 # Data sets, by the names of their classes, whose functions say which examples there are.
 _CHOOSING = ("FilterDataset", "TakeWhileDataset")
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+# The data sets that begin those they are made of exactly once, when they begin themselves.
+_BEGIN_ONCE = (
+    "AssertCardinality", "Batch", "Enumerate", "Filter", "FlatMap", "Interleave", "Map", "Options",
+    "PaddedBatch", "ParallelBatch", "ParallelInterleave", "ParallelMap", "Prefetch", "Shard", "Shuffle",
+    "Skip", "Take", "Unbatch", "Zip",
+)  # fmt: skip
 # Data sets, by the names of their classes: those that make batches of examples, and those that keep batches.
 _BATCHING = ("BatchDataset", "PaddedBatchDataset", "ParallelBatchDataset")
 _KEEPING_BATCHES = (
@@ -197,3 +203,50 @@ def _draws_anew(nodes: list[Any]) -> bool:
         if seeds and all(seed is not None and seed == 0 for seed in seeds):
             return True
     return False
+
+
+def depends_on_earlier_passes(dataset: tf.data.Dataset) -> bool:
+    """Return whether the data must be read from their first pass on, to find the order of a later one.
+
+    A shuffle draws new seeds whenever it begins. Where it begins once in each pass, beginning the data as
+    often as before is enough. A cache keeps the order of the first pass, and a `repeat` begins several times.
+    """
+    return (
+        _uses_data_in_functions(dataset)
+        or any(
+            _is_reshuffled(source)
+            for part in chain_of(dataset)
+            if _kind(part) not in _BEGIN_ONCE
+            for source in dataset_inputs(part)
+        )
+        or any(
+            "Shuffle" in node.op or node.op.startswith("RandomDataset")
+            for part in chain_of(dataset)
+            for node in _nodes(part)
+        )
+    )
+
+
+def _uses_data_in_functions(dataset: tf.data.Dataset) -> bool:
+    """Return whether functions of a data set use other data sets, which may begin any number of times."""
+    captured = [
+        value
+        for part in chain_of(dataset)
+        for function in traced_functions(part)
+        for value in function.captured_inputs
+    ]
+    return any(value.dtype == tf.variant for value in captured)
+
+
+def _is_reshuffled(dataset: tf.data.Dataset) -> bool:
+    return any(is_reshuffled(part) or "Random" in _kind(part) for part in chain_of(dataset))
+
+
+def _nodes(dataset: tf.data.Dataset) -> Iterator[Any]:
+    for nodes in definitions_of(dataset):
+        yield from (node for node in nodes if node.op.endswith(("Dataset", "DatasetV2", "DatasetV3")))
+
+
+def _kind(dataset: tf.data.Dataset) -> str:
+    """Return the name of a data set's class without what all of them have in common."""
+    return type(dataset).__name__.strip("_").removesuffix("V2").removesuffix("Dataset")

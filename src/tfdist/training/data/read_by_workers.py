@@ -24,9 +24,9 @@ from tfdist.training.data.inspect_dataset import (
     chain_of,
     check_order,
     contains_python,
+    depends_on_earlier_passes,
     is_too_large_to_send,
 )
-from tfdist.training.data.orders_of_passes import depends_on_earlier_passes
 
 _NUMBER = tf.TensorSpec([], tf.int64)
 # All workers get the graph of a function, with the arrays of all parts.

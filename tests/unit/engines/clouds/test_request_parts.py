@@ -17,7 +17,7 @@ from tfdist.engines.clouds.vertex import Vertex
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError
-from tfdist.strategies.options import roles_started_alone
+from tfdist.strategies.strategy_names import roles_started_alone
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, SageMakerSection, VertexSection
 
