@@ -11,9 +11,10 @@ import shlex
 from typing import Annotated, Any, Literal
 
 from tfdist.cli._flags_from_signature import Flag, NeededConfig, run
+from tfdist.cli._plan_text import plan_text
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
-from tfdist.trainer.config import Settings, plan_text, read_config
+from tfdist.trainer.config import Settings, read_config
 
 
 def main(

@@ -58,8 +58,8 @@ def main(
 def _simulate(setup: "Setup", counts: list[int], plot: str | None, advise: bool) -> None:
     from msgspec.structs import replace
 
-    from tfdist.simulation.forecast import advise as advice
     from tfdist.simulation.forecast import draw, forecast
+    from tfdist.simulation.suggest_changes import advise as advice
 
     file = file_to_draw(plot) if plot else None
     forecasts: dict[str, list[Forecast]] = {}

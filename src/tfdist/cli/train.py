@@ -31,6 +31,7 @@ from tfdist.cli._flags_from_signature import (
     run,
 )
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly, prepare_data
+from tfdist.cli._plan_text import plan_text
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
@@ -42,7 +43,7 @@ from tfdist.launcher.record_events import is_launched
 from tfdist.launcher.send_reports import VARIABLE as PROGRESS
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.strategy_names import roles_started_alone, strategy_name
-from tfdist.trainer.config import Settings, config_text, plan_text, read_config
+from tfdist.trainer.config import Settings, config_text, read_config
 from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
 from tfdist.trainer.sections.starting_and_watching_tasks import LaunchSection
 

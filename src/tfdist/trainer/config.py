@@ -14,10 +14,8 @@ from msgspec.structs import asdict
 from tfdist._utils.check_and_expand_paths import exists, path_or_address
 from tfdist._utils.read_yaml_and_json import Document, decode, read_yaml, read_yaml_file
 from tfdist._utils.shared_config_types import Named
-from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, ClusterSection, Task
 from tfdist.errors import ConfigError, shown
-from tfdist.launcher.environment import SECRET
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.options import CommunicationOptions
@@ -213,34 +211,3 @@ def recorded_sections(config: Config) -> dict[str, Any]:
     """Return a config for the files of a run: without secrets, and without `engine`, which may have some."""
     sections = msgspec.to_builtins(config)
     return {name: values_without_secrets(value) for name, value in sections.items() if name != "engine"}
-
-
-def plan_text(cluster: ClusterConfig, tasks: Sequence[Task], settings: Settings) -> str:
-    """Return, as text, the host and TF_CONFIG of some tasks, and the commands that start them."""
-    if not cluster:
-        return f"One process, no TF_CONFIG:\n\n    {settings.command()}"
-    lines = [f"{len(cluster.tasks())} tasks, from {cluster.source.at()}."]
-    if cluster.is_on_ports_of_ours:
-        lines += [
-            "All on this machine, on ports that tfdist chooses at each start. One command starts them all:"
-        ]
-        lines += ["", f"    {settings.command()}"]
-    else:
-        lines += _hint_at_secret(cluster, settings.config.communication)
-    for task in tasks:
-        host, port = split_address(cluster.address(task)) if cluster.size(task.type) else ("any host", None)
-        on = host if port is None else f"{host}, port {port}"
-        lines += ["", f"{task} on {on}", f"    TF_CONFIG={cluster.tf_config_json(*task)}"]
-        if not cluster.is_on_ports_of_ours:
-            lines.append(f"    {settings.command(task)}")
-    return "\n".join(lines)
-
-
-def _hint_at_secret(cluster: ClusterConfig, communication: CommunicationOptions) -> list[str]:
-    """Return the line that asks for a secret; none where it has no effect."""
-    exchanging = [task for task in cluster.tasks() if task.type != "evaluator"]
-    if len(exchanging) < 2 or not communication.may_use_tcp(on_gpus=False):
-        return []
-    slower = "tensors travel over TensorFlow's slower gRPC"
-    without = "the tasks end with status 2" if communication.needs_tcp else slower
-    return [f"Set the same {SECRET} for all of them first: without it, {without}."]

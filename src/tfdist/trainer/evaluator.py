@@ -25,11 +25,11 @@ from tfdist.training.checkpoints.checkpoint_files import (
     list_steps,
     open_checkpoint,
 )
+from tfdist.training.epoch_batches import EpochBatches
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.variables_of_run import State, is_read_by_tests, variables_of_tensorflow
 from tfdist.training.model_session import Session
 from tfdist.training.reports.logs import as_scalars, as_text
-from tfdist.training.run_batches import EpochBatches
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LISTINGS = 10.0  # of an object store, which charges for each

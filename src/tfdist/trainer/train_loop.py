@@ -36,6 +36,7 @@ from tfdist.trainer.speed_and_stragglers import Throughput
 from tfdist.trainer.starts_and_lost_steps import Start
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.share_checkpoint import Values
+from tfdist.training.epoch_batches import EpochBatches
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
 from tfdist.training.keras.model_checks import has_own
@@ -44,7 +45,7 @@ from tfdist.training.keras.variables_of_run import State, other_optimizers, vari
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import record_start, versions
-from tfdist.training.run_batches import EpochBatches, name_steps
+from tfdist.training.run_batches import name_steps
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_nan_losses import record_task_speed
 from tfdist.training.workers.exchange_numbers import wait_for_all

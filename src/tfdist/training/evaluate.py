@@ -19,6 +19,7 @@ from tfdist.training.arguments import (
     whole_number,
     without_queue_arguments,
 )
+from tfdist.training.epoch_batches import EpochBatches, EpochPart
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
 from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
@@ -27,7 +28,7 @@ from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metric
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_logs
-from tfdist.training.run_batches import EpochBatches, EpochPart, first_batches, run_batches
+from tfdist.training.run_batches import first_batches, run_batches
 from tfdist.training.workers.stop_together import Stopping
 
 

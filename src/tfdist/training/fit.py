@@ -19,6 +19,7 @@ from tfdist.training.arguments import (
 )
 from tfdist.training.checkpoints.checkpoint_callback import apart
 from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
+from tfdist.training.epoch_batches import EpochBatches, FitSchedule
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.fit_epochs import FitEpochs
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
@@ -34,7 +35,7 @@ from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.model_session import Session
-from tfdist.training.run_batches import EpochBatches, FitSchedule, first_batches
+from tfdist.training.run_batches import first_batches
 
 
 def fit(

@@ -14,12 +14,13 @@ from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.training.checkpoints.fit_hooks import FitHooks
+from tfdist.training.epoch_batches import FitSchedule
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.model_checks import has_own
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.reports.report_progress_to_launcher import FitReports
-from tfdist.training.run_batches import FitSchedule, run_batches, steps_per_execution
+from tfdist.training.run_batches import run_batches, steps_per_execution
 from tfdist.training.workers.stop_together import Stopping
 
 _PROFILE = "TFDIST_PROFILE"

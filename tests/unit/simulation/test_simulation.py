@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from tfdist.cli.simulate import _counts
 from tfdist.errors import ConfigError
 from tfdist.simulation.events import Clock, Core, Queue, send
-from tfdist.simulation.forecast import advise, forecast
+from tfdist.simulation.forecast import forecast
 from tfdist.simulation.published import check_published
 from tfdist.simulation.random_step_times import Draws
 from tfdist.simulation.ring import _sharers, _sharing
 from tfdist.simulation.setup import Compute, Exchange, Machine, Network, Servers, Setup, read_setup
+from tfdist.simulation.suggest_changes import advise
 
 ALONE = 0.1  # seconds of a step
 

@@ -31,6 +31,7 @@ from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.checkpoints.share_checkpoint import NO_VALUES, SharedCheckpoint
 from tfdist.training.data.check_same_order_on_resume import ResumableData
 from tfdist.training.data.distribute import Data
+from tfdist.training.epoch_batches import EpochPart, FitSchedule
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks, servers_needed
 from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.keras.callback_states import (
@@ -52,7 +53,7 @@ from tfdist.training.keras.variables_of_run import (
     variables_of_tensorflow,
 )
 from tfdist.training.model_session import Phase, Session
-from tfdist.training.run_batches import EpochPart, FitSchedule, steps_per_execution
+from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.runners.place_in_data import PlaceInData
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.same_call import check_same_call

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.training.data.distribute import Data
+from tfdist.training.epoch_batches import EpochPart, FitSchedule
 from tfdist.training.keras.callbacks import follow_chief
 from tfdist.training.model_session import Phase, Session
-from tfdist.training.run_batches import EpochPart, FitSchedule
 
 
 class FitHooks:
