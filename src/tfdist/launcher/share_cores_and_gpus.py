@@ -14,6 +14,7 @@ from tfdist.errors import ConfigError
 
 _MIN_INTEROP_THREADS = 8
 _GPUS = "CUDA_VISIBLE_DEVICES"
+SHARES_GPU = "TFDIST_SHARES_GPU"  # marks a task whose GPUs are those of another task too
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _Item = TypeVar("_Item")
 
@@ -48,7 +49,7 @@ class Cores:
     def visible(self) -> dict[str, str]:
         """Return the variables that limit the task to its GPUs."""
         seen = {} if self.gpus is None else {_GPUS: ",".join(self.gpus) or "-1"}
-        return {**seen, "TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.shares_gpus else seen
+        return {**seen, "TF_FORCE_GPU_ALLOW_GROWTH": "true", SHARES_GPU: "1"} if self.shares_gpus else seen
 
 
 def share_cores(

@@ -1,6 +1,7 @@
 """Choose how tensors travel between tasks: over tfdist's own TCP connections, or through TensorFlow."""
 
 import logging
+import os
 import time
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.grpc_health_probe import answers
 from tfdist.errors import ConfigError, TaskLost
+from tfdist.launcher.share_cores_and_gpus import SHARES_GPU
 from tfdist.strategies.devices_and_threads import device_kind
 from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
@@ -32,10 +34,13 @@ _log = logging.getLogger("tfdist")
 def collectives_of(options: CommunicationOptions) -> tf.distribute.experimental.CommunicationOptions:
     """Return the options of TensorFlow's collectives, which exchange all that no ring exchanges.
 
-    They leave `timeout_seconds` unset: `TimeLimit` ends a slow exchange.
+    They leave `timeout_seconds` unset: `TimeLimit` ends a slow exchange. NCCL takes no GPU twice.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
     implementation = "auto" if options.needs_tcp else options.wanted
+    if implementation == "auto" and SHARES_GPU in os.environ and device_kind() == "GPU":
+        _log.info("communication.implementation auto: workers share a GPU, so they exchange by gRPC")
+        implementation = "ring"
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options.bytes_per_pack or 0, implementation=implementations[implementation.upper()]
     )

@@ -118,9 +118,9 @@ class TestInTheTasks:
 
     def test_two_that_share_a_gpu_leave_each_other_memory(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
-        show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['TF_FORCE_GPU_ALLOW_GROWTH'])"
-        run(show, tmp_path)
-        assert {(tmp_path / f"logs/worker-{i}.log").read_text() for i in range(2)} == {"4 true\n"}
+        names = ("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TFDIST_SHARES_GPU")
+        run(f"import os; print(*[os.environ[name] for name in {names}])", tmp_path)
+        assert {(tmp_path / f"logs/worker-{i}.log").read_text() for i in range(2)} == {"4 true 1\n"}
 
     def test_an_explicit_number_wins_over_the_users_variables(self, tmp_path, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "7")

@@ -10,7 +10,7 @@ from tfdist.errors import ConfigError, TaskLost
 pytest.importorskip("tensorflow")
 
 from tfdist.strategies import choose_transport
-from tfdist.strategies.choose_transport import shared_secret, transfer_over_tcp
+from tfdist.strategies.choose_transport import collectives_of, shared_secret, transfer_over_tcp
 from tfdist.strategies.options import CommunicationOptions, StrategyOptions
 from tfdist.transport.listen_and_call import ConnectError
 
@@ -61,6 +61,17 @@ def test_gpus_are_said_to_use_tensorflow(caplog, monkeypatch):
     monkeypatch.setattr(choose_transport, "device_kind", lambda: "GPU")
 
     assert "GPUs exchange by TensorFlow (NCCL, gRPC)" in _said(caplog, ("worker", 0))
+
+
+def test_workers_that_share_a_gpu_exchange_without_nccl(caplog, monkeypatch):
+    monkeypatch.setenv("TFDIST_SHARES_GPU", "1")
+    monkeypatch.setattr(choose_transport, "device_kind", lambda: "GPU")
+    ring = choose_transport.tf.distribute.experimental.CommunicationImplementation.RING
+    with caplog.at_level("INFO", "tfdist"):
+        assert collectives_of(CommunicationOptions()).implementation == ring
+    assert "workers share a GPU" in caplog.text
+    nccl = CommunicationOptions(implementation="nccl")
+    assert collectives_of(nccl).implementation != ring  # as it is asked for
 
 
 @pytest.mark.parametrize("implementation", [None, "tcp"])

@@ -60,7 +60,10 @@ share_gpus() {
     if [ $count = 0 ]; then return; fi
     if [ -z "$index" ]; then export CUDA_VISIBLE_DEVICES=-1; return; fi
     part=$((${#gpus[@]} / count))
-    if [ $part = 0 ]; then part=1; export TF_FORCE_GPU_ALLOW_GROWTH=${TF_FORCE_GPU_ALLOW_GROWTH:-true}; fi
+    if [ $part = 0 ]; then
+        part=1
+        export TFDIST_SHARES_GPU=1 TF_FORCE_GPU_ALLOW_GROWTH=${TF_FORCE_GPU_ALLOW_GROWTH:-true}
+    fi
     gpus=("${gpus[@]:index * part % ${#gpus[@]}:part}")
     CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]}")
 }
