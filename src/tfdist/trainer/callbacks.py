@@ -46,7 +46,10 @@ def check_named_callbacks(config: Config) -> None:
     for value in config.train.callbacks:
         name, arguments = name_and_arguments(value)
         if ":" not in name:
-            _refuse_late_ones(config, _make(value))
+            made = _make(value)
+            _refuse_late_ones(config, made)
+            if config.train.schedule == "cosine" or config.train.warmup:
+                _refuse_setters_of_rate(made)
         elif callable(found := import_object(name, "train.callbacks")):
             check_arguments(f"train.callbacks: {name}", found, arguments)
 
@@ -71,6 +74,16 @@ def _refuse_late_ones(config: Config, callbacks: Sequence[Any]) -> None:
             problem = f"monitors {monitor}, which the evaluator task computes after training has continued"
             remedy = f"Set monitor: {monitor.removeprefix('val_')}, or leave the evaluator out"
             raise ConfigError(f"train.callbacks: {name}", problem, remedy=remedy)
+
+
+def _refuse_setters_of_rate(callbacks: Sequence[Any]) -> None:
+    """Refuse callbacks that set the learning rate, for an optimizer that takes it from a schedule."""
+    setters = (tf.keras.callbacks.ReduceLROnPlateau, tf.keras.callbacks.LearningRateScheduler)
+    for callback in callbacks:
+        if isinstance(callback, setters):
+            problem = "sets the learning rate, but that is a schedule, which Keras does not let it change"
+            remedy = "Leave train.schedule and train.warmup out, or leave out the callback"
+            raise ConfigError(f"train.callbacks: {type(callback).__name__}", problem, remedy=remedy)
 
 
 def _make(value: Named) -> list[Any]:
@@ -116,8 +129,11 @@ class Callbacks:
             total: The number of steps in the run.
 
         Raises:
-            ConfigError: A callback leaves other weights in the model between epochs.
+            ConfigError: A callback leaves other weights in the model between epochs, or sets the learning
+                rate of a schedule.
         """
+        if learning_rate(model) is None:
+            _refuse_setters_of_rate(callbacks)
         if any(getattr(callback, "swap_on_epoch", False) for callback in callbacks):
             problem = "SwapEMAWeights with swap_on_epoch changes the weights of checkpoints"
             raise ConfigError("train.callbacks", problem, remedy="Leave swap_on_epoch out")

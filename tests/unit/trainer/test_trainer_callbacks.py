@@ -294,6 +294,17 @@ def test_a_check_does_not_call_functions_of_the_users(tmp_path):
         check("{name: early_stopping, patients: 3}")
 
 
+@pytest.mark.parametrize("rate", ["train.schedule=cosine", "train.warmup=0.1"])
+def test_a_callback_that_lowers_the_learning_rate_of_a_schedule_is_refused_at_once(train, tmp_path, rate):
+    named = "train.callbacks=[{name: reduce_lr_on_plateau, patience: 2}]"
+    problem = "train.callbacks: ReduceLROnPlateau: sets the learning rate, but that is a schedule"
+    with pytest.raises(ConfigError, match=problem):
+        check_named_callbacks(read_config(CONFIGS / "local.yaml", [named, rate]).config)
+    with pytest.raises(ConfigError, match=problem):
+        train(named, rate)
+    check_named_callbacks(read_config(CONFIGS / "local.yaml", [named, "train.schedule=constant"]).config)
+
+
 def test_a_mapping_needs_a_name(tmp_path):
     (tmp_path / "x.yaml").write_text("train:\n  callbacks:\n    - {patience: 3}\n")
     with pytest.raises(ConfigError) as caught:
