@@ -68,6 +68,15 @@ def _changed(
     return changed
 
 
+def counts_right_classes(model: Any) -> bool:
+    """Return whether the accuracy of a compiled model is Keras's own: the share of right classes."""
+    if any(has_own(model, method) for method in ("compile", "test_step", "compute_metrics")):
+        return False
+    metrics = tf.nest.flatten(compile_arguments(model).get("metrics") or [])
+    known = (str, tf.keras.metrics.SparseCategoricalAccuracy, tf.keras.metrics.CategoricalAccuracy)
+    return all(type(metric) in known for metric in metrics if _name_of(metric) == "accuracy")
+
+
 def _refuse_changes(model: Any, section: TrainSection) -> None:
     names = ("optimizer", "learning_rate", "schedule", "loss", "metrics", "jit_compile")
     said = [name for name in names if getattr(section, name) is not None] + ["warmup"] * bool(section.warmup)
@@ -91,4 +100,18 @@ def _warn_of_other_outputs(model: Any, outputs: Outputs) -> None:
             model.name,
             outputs,
             from_logits,
+        )
+
+
+def check_results(model: Any, results: dict[str, float]) -> None:
+    """Raise ConfigError if an evaluation lacks what the report and the best checkpoint need."""
+    missing = [name for name in ("loss", "accuracy") if name not in results]
+    if missing:
+        received = ", ".join(results) or "nothing"
+        remedy = f"Let its test_step return {missing[0]}, too"
+        raise ConfigError(
+            f"model {model.name}",
+            expected="loss and accuracy from an evaluation",
+            received=received,
+            remedy=remedy,
         )

@@ -16,7 +16,7 @@ from tfdist.launcher.record_events import is_launched
 from tfdist.models.logits_or_probabilities import Outputs, outputs_of
 from tfdist.models.model_by_name import build
 from tfdist.profiling.parse_step_range import parse_steps
-from tfdist.trainer.compilation import compile_model
+from tfdist.trainer.compilation import check_results, compile_model
 from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels, outputs_for_loss
 from tfdist.training.keras.model_checks import has_own
@@ -24,6 +24,7 @@ from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 
 _IMAGES_TO_LOOK_AT = 16
+_METHODS_OF_RESULTS = ("compile", "test_step", "compute_metrics")
 
 
 def open_run_data(config: Config) -> Data:
@@ -112,15 +113,25 @@ def own_modules(config: Config) -> list[str]:
 def find_outputs(config: Config, data: Data) -> Outputs:
     """Return what the model returns; call it outside of the strategy's scope, before `compiled_model`.
 
-    A model of the user's own is built once more for that, with the same weights in all tasks.
+    A model of the user's own is built once more for that, with the same weights in all tasks. If it overrides
+    what its evaluations return, it evaluates a few images, to find at once what they lack.
+
+    Raises:
+        ConfigError: The outputs are not one number for each class, or an evaluation has no loss or accuracy.
     """
     if ":" not in config.model.name:  # tfdist's own
         return "logits"
     tf.keras.utils.set_random_seed(config.train.seed)
-    images, _ = data.split("test").arrays()
+    images, labels = (np.array(array[:_IMAGES_TO_LOOK_AT]) for array in data.split("test").arrays())
     model = build_model(config, data)
-    outputs = outputs_of(model, np.array(images[:_IMAGES_TO_LOOK_AT]), len(data.classes))
-    return outputs_for_loss(config.train.loss, model) if outputs == "unknown" else outputs
+    outputs = outputs_of(model, images, len(data.classes))
+    outputs = outputs_for_loss(config.train.loss, model) if outputs == "unknown" else outputs
+    if any(has_own(model, method) for method in _METHODS_OF_RESULTS):
+        compile_model(model, config, outputs, steps=total_steps(config, data))
+        if has_one_hot_labels(config, getattr(model, "loss", None)):
+            labels = np.eye(len(data.classes), dtype=np.float32)[labels]
+        check_results(model, model.evaluate(images, labels, verbose=0, return_dict=True))
+    return outputs
 
 
 def compiled_model(config: Config, data: Data, outputs: Outputs) -> Any:

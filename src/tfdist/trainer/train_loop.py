@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.coordination.calls_between_tasks import fetch
 from tfdist.coordination.stall_watch import BETWEEN_STEPS, doing
-from tfdist.errors import ConfigError, NotFinite, Preempted
+from tfdist.errors import NotFinite, Preempted
 from tfdist.launcher.hide_secrets import without_secrets
 from tfdist.launcher.record_events import is_launched, record
 from tfdist.launcher.run_events import Evaluated, PhaseBegun
@@ -21,6 +21,7 @@ from tfdist.profiling.timeline_paths import shares_file
 from tfdist.strategies.current_cluster_and_strategy import made_with
 from tfdist.trainer.callbacks import Callbacks, named_callbacks
 from tfdist.trainer.checkpoint_manager import CallbackFacts, CheckpointManager
+from tfdist.trainer.compilation import check_results, counts_right_classes
 from tfdist.trainer.model_and_datasets import (
     Batches,
     periods,
@@ -118,6 +119,11 @@ class Run:
     def seconds_before(self) -> float:
         """Return the seconds that earlier starts of the run took, up to the checkpoint of this one."""
         return self._checkpoint_manager.seconds_before
+
+    @property
+    def counts_right_classes(self) -> bool:
+        """Return whether the accuracy of an evaluation is Keras's own: the share of right classes."""
+        return counts_right_classes(self._model)
 
     @property
     def history(self) -> tuple[Start, ...]:
@@ -473,7 +479,7 @@ class Run:
             if callbacks is not None:
                 callbacks.leave_test()
             return {}
-        _check_results(self._model, results)
+        check_results(self._model, results)
         if callbacks is not None:
             callbacks.after_test(results)
         if self._summaries is not None:
@@ -481,20 +487,6 @@ class Run:
             record(Evaluated(step=self.step, results=dict(results)))
             _log.info("step %d of %d: test %s", self.step, self.total, as_text(results))
         return results
-
-
-def _check_results(model: Any, results: dict[str, float]) -> None:
-    """Raise ConfigError if an evaluation lacks what the report and the best checkpoint need."""
-    missing = [name for name in ("loss", "accuracy") if name not in results]
-    if missing:
-        received = ", ".join(results) or "nothing"
-        remedy = f"Let its test_step return {missing[0]}, too"
-        raise ConfigError(
-            f"model {model.name}",
-            expected="loss and accuracy from an evaluation",
-            received=received,
-            remedy=remedy,
-        )
 
 
 def _next(step: int, total: int, *periods: int) -> int:

@@ -13,20 +13,25 @@ from tfdist.trainer.config import Config
 
 
 @pytest.mark.parametrize(("examples", "wrong", "is_allowed"), [(100, 2, True), (100, 3, False), (2000, 3, True), (2000, 5, False)])  # fmt: skip
-def test_an_image_or_two_may_be_of_another_class(tmp_path, cache, monkeypatch, examples, wrong, is_allowed):
+@pytest.mark.parametrize("is_kerass", [True, False])
+def test_an_image_or_two_may_be_of_another_class(
+    tmp_path, cache, monkeypatch, caplog, examples, wrong, is_allowed, is_kerass
+):
     data = open_data("digits", examples=(100, examples), cache_dir=cache)
     answers = np.array(data.split("test").arrays()[1])
     answers[:wrong] = (answers[:wrong] + 1) % 10
     monkeypatch.setattr(run_task, "classify", lambda *_: (answers, np.ones((examples, 10))))
     monkeypatch.setattr(run_task, "write_answers", lambda *_: None)
     context = SimpleNamespace(config=Config(), data=data, folder=SimpleNamespace(root=tmp_path))
-    run = SimpleNamespace(show_answers=lambda *_: None)
+    run = SimpleNamespace(show_answers=lambda *_: None, counts_right_classes=is_kerass)
 
     def check():
         run_task._check_answers(context, run, None, "logits", float(np.float32(1)))
 
-    if is_allowed:
+    if is_allowed or not is_kerass:  # an accuracy of the user's own may be another number
         check()
+        is_warned = "ATTENTION: the model's own metric accuracy is 1.0000, but" in caplog.text
+        assert is_warned != is_allowed
     else:
         with pytest.raises(TfdistError, match=r"^the model to be exported: classifies 0\.9"):
             check()

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.trainer.compilation import compile_model
+from tfdist.trainer.compilation import compile_model, counts_right_classes
 from tfdist.trainer.config import read_config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels
 
@@ -243,6 +243,23 @@ def test_a_compile_of_its_own_is_left_alone(compiled, refused):
         "train.loss: cannot change model mine, which is compiled by"
     )
     assert refused("warmup: 0.5", model=model).startswith("train.warmup: cannot change model mine")
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("mae", True),
+        ("accuracy", True),
+        (lambda: keras.metrics.SparseCategoricalAccuracy(name="accuracy"), True),
+        (lambda: keras.metrics.BinaryAccuracy(name="accuracy"), False),
+        (lambda: keras.metrics.MeanMetricWrapper(own_objects.is_zero, name="accuracy"), False),
+    ],
+)
+def test_an_accuracy_of_the_models_own_is_not_the_share_of_right_classes(compiled, metric, expected):
+    metrics = [metric if isinstance(metric, str) else metric()]
+    model, _ = compiled(model=made(optimizer="sgd", loss="mse", metrics=metrics))
+    assert counts_right_classes(model) == expected
+    assert not counts_right_classes(compiled(model=made(kind=own_objects.OwnCompile, optimizer="sgd"))[0])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.datasets.open_data import open_data
+from tfdist.errors import ConfigError
 from tfdist.launcher import record_events
 from tfdist.trainer.config import read_config
 from tfdist.trainer.model_and_datasets import compiled_model, find_outputs, note_of_large_batch, open_run_data
@@ -63,6 +64,18 @@ def test_the_loss_decides_what_outputs_of_a_sigmoid_are(tmp_path, cache, loss, c
     (tmp_path / "x.yaml").write_text(f"model: {model}\ntrain: {{loss: {loss}}}")
     config = read_config(tmp_path / "x.yaml").config
     assert find_outputs(config, open_data("digits", cache_dir=cache)) == expected
+
+
+def test_a_test_step_without_an_accuracy_is_found_before_the_training(tmp_path, cache):
+    (tmp_path / "x.yaml").write_text("model: {name: 'own_objects:build_with_other_results'}")
+    config = read_config(tmp_path / "x.yaml").config
+    with pytest.raises(
+        ConfigError, match=r"expected loss and accuracy from an evaluation, received (loss, acc|acc, loss)\."
+    ):
+        find_outputs(config, open_data("digits", cache_dir=cache))
+    (tmp_path / "x.yaml").write_text("model: {name: 'own_objects:build_with_own_steps'}")
+    config = read_config(tmp_path / "x.yaml").config
+    assert find_outputs(config, open_data("digits", cache_dir=cache)) == "logits"
 
 
 @pytest.mark.parametrize("more", [0, 1])
