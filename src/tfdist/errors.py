@@ -14,6 +14,7 @@ The exceptions, and the exit status of the command line for each:
 Each is a subclass of the builtin exception in brackets, so that callers can catch it without tfdist's names.
 """
 
+import contextlib
 import difflib
 import sys
 from collections.abc import Callable, Iterable
@@ -91,8 +92,14 @@ def exit_with_status(main: Callable[[], int | None]) -> NoReturn:
     try:
         sys.exit(main())
     except TfdistError as error:
-        print(f"tfdist: {error}", file=sys.stderr)
+        print_error(str(error))
         sys.exit(error.exit_code)
+
+
+def print_error(line: str) -> None:
+    """Print the line of an error; on a full disk or a closed terminal, the exit status alone tells it."""
+    with contextlib.suppress(OSError):
+        print(f"tfdist: {line}", file=sys.stderr, flush=True)
 
 
 def shown(value: object) -> str:

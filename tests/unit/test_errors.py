@@ -1,3 +1,7 @@
+import errno
+import io
+import sys
+
 import pytest
 
 from tfdist.errors import (
@@ -80,3 +84,17 @@ def test_an_error_ends_the_process_with_its_status(capsys):
         exit_with_status(main)
     assert ended.value.code == 138
     assert capsys.readouterr().err == "tfdist: worker:1: is silent\n"
+
+
+def test_a_full_disk_behind_the_log_leaves_the_status(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def main():
+        raise TaskLost("worker:1", "is silent")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    with pytest.raises(SystemExit) as ended:
+        exit_with_status(main)
+    assert ended.value.code == 138

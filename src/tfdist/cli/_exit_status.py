@@ -1,6 +1,5 @@
 """Turn the end of a command into an exit status, and no traceback for what a user can cause."""
 
-import contextlib
 import errno
 import io
 import os
@@ -9,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, print_error
 
 _INTERRUPTED = 130
 
@@ -25,7 +24,7 @@ def exit_status(call: Callable[[], int | None]) -> str | int | None:
         status = call()
         sys.stdout.flush()
     except TfdistError as error:
-        _print_error(str(error))
+        print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -36,7 +35,7 @@ def exit_status(call: Callable[[], int | None]) -> str | int | None:
         if not _refuses(sys.stdout):
             raise
         why = error.strerror
-        _print_error(f"standard output: cannot be written: {why}. Free disk space, or redirect it elsewhere")
+        print_error(f"standard output: cannot be written: {why}. Free disk space, or redirect it elsewhere")
         return 2
     except SystemExit as end:
         return end.code
@@ -56,11 +55,6 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the end
         elif isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
             stream.reconfigure(errors="backslashreplace")
-
-
-def _print_error(text: str) -> None:
-    with contextlib.suppress(OSError):  # somebody has closed the terminal
-        print(f"tfdist: {text}", file=sys.stderr)
 
 
 def _is_closed(stream: TextIO) -> bool:

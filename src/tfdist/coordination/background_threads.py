@@ -4,13 +4,12 @@ import contextlib
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import NoReturn, TypeVar
 
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, print_error
 
 _Task = TypeVar("_Task")
 _Item = TypeVar("_Item", bound=Hashable)
@@ -84,6 +83,8 @@ def each_in_time(
 
 def end_process(error: TfdistError) -> NoReturn:
     """Print an error, and end this process, whose main thread waits in a call that nothing else ends."""
-    print(f"tfdist: {error}", file=sys.stderr, flush=True)
-    logging.shutdown()
-    os._exit(error.exit_code)
+    try:
+        print_error(str(error))
+        logging.shutdown()
+    finally:
+        os._exit(error.exit_code)

@@ -6,6 +6,7 @@ checkpoint as the new cluster. The global batch, with its examples, stays the sa
 only the chief restarts; the others serve it as before.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -113,8 +114,9 @@ class Elastic:
             end_process(reason)
         _log.warning("%s: restarting from the last checkpoint", reason)
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # on a full disk, the text is lost, and not this task
+                stream.flush()
         os.environ[_LOSSES] = str(self._losses_in_a_row)
         # The process stays the same, so the shell, scheduler or launcher that started it notices nothing.
         # execv closes TensorFlow's sockets and ends its threads.

@@ -28,9 +28,10 @@ print("went on", "without a connection" if kept and kept.recv(1) == b"" else "")
 """
 
 
-def wait_for(address, *, spared="", seconds="60"):
+def wait_for(address, *, spared="", seconds="60", stderr=subprocess.PIPE):
     arguments = [sys.executable, "-c", WAITS, "127.0.0.1:1", address, spared, seconds]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
+    pipe = subprocess.PIPE
+    return subprocess.run(arguments, stdout=pipe, stderr=stderr, text=True, timeout=90, check=False)
 
 
 @pytest.fixture
@@ -45,6 +46,12 @@ def test_a_silent_task_is_named_and_ends_those_that_wait_for_it(silent):
     assert ended.returncode == 138
     assert f"tfdist: worker:0 at {silent}: silent for " in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
+def test_a_full_disk_behind_the_log_keeps_no_process_that_has_to_end(silent):
+    with open("/dev/full", "w") as full:
+        assert wait_for(silent, seconds="15", stderr=full).returncode == 138
 
 
 def test_a_task_that_is_gone_is_named_where_tensorflow_says_nothing():

@@ -6,7 +6,7 @@ from types import TracebackType
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigError, TfdistError, own_error
+from tfdist.errors import ConfigError, TfdistError, own_error, print_error
 from tfdist.strategies.current_cluster_and_strategy import current_strategy
 from tfdist.training.error_messages.lost_task_errors import is_about_a_task, naming_lost_tasks
 from tfdist.transport.listen_and_call import ExchangeError
@@ -60,7 +60,7 @@ def print_own_errors_in_a_line() -> None:
             return
         line = next(iter(traceback.extract_tb(trace, limit=1)), None)
         where = "" if line is None else f" ({line.filename}, line {line.lineno})"
-        print(f"tfdist: {own}{where}", file=sys.stderr, flush=True)
+        print_error(f"{own}{where}")
         raise SystemExit(own.exit_code)  # Python ends the process with this status
 
     sys.excepthook = print_own
