@@ -271,7 +271,7 @@ class LaunchMonitor:
                     self._checkpoints.begin_life()
                 self._output.record(run_events.TaskStarted(task=name, pid=pid))
             case {"exited": name, "code": code, "asked": asked, "again": again}:
-                self._note_exit(Task.parse(name), code, asked, again)
+                self._note_exit(Task.parse(name), code, asked, again, is_late=event["late"])
                 if event["pause"] is not None:
                     self._say_restart(Task.parse(name), event["alone"], event["pause"], event["restart"])
             case {"unwritable": name, "reason": reason}:
@@ -297,7 +297,7 @@ class LaunchMonitor:
         remedy = f"Write -- python {shlex.quote(program)}" if is_script else ""
         return ConfigError("command", f"{name} cannot start {program!r}: {reason}", remedy=remedy)
 
-    def _note_exit(self, task: Task, code: int, asked: bool, again: bool) -> None:
+    def _note_exit(self, task: Task, code: int, asked: bool, again: bool, *, is_late: bool) -> None:
         self._being_killed.discard(task)
         task_exit = TaskExit(task, self._running.pop(task).pid, code, asked, self._logs[task].path, again)
         self._exits.append(task_exit)
@@ -308,6 +308,8 @@ class LaunchMonitor:
         )
         if code and not asked:
             self.say(f"{task} {task_exit}")
+        elif code and is_late:
+            self.say(f"{task} {task_exit}, after {self._cluster.lead} was done")
         elif code == -signal.SIGKILL:
             self.say(f"{task} had to be killed (SIGKILL, pid {task_exit.pid})")
 

@@ -196,6 +196,7 @@ def _task_plans(
             log=logs[task].fd,
             progress=reporter if task == cluster.lead else None,
             serves=cluster.with_task(*task).serves,
+            evaluates=task.type == "evaluator",
             alone=task.type in alone,
         )
         for task, share in shares.items()

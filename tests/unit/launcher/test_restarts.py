@@ -167,17 +167,24 @@ def test_an_evaluator_is_started_again_alone_also_after_the_chief(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whether a process is there")
-def test_a_server_that_is_lost_after_the_chief_is_done_is_missed_by_nobody(tmp_path):
+@pytest.mark.parametrize(
+    ("counts", "lead", "alone", "restarts"),
+    [({"ps": 1}, "chief-0", ["worker"], 3), ({}, "worker-0", [], 0), ({}, "worker-0", [], 3)],
+)
+def test_who_is_lost_after_the_chief_is_done_is_missed_by_nobody(tmp_path, counts, lead, alone, restarts):
     code = (
         "if me == 'worker-1':\n"
-        "    until('chief-0', 1)\n    chief = Path('/proc', (here / 'chief-0.lives').read_text().strip())\n"
-        "    while chief.exists(): time.sleep(0.01)\n"
+        f"    until('{lead}', 1)\n    lead = Path('/proc', (here / '{lead}.lives').read_text().strip())\n"
+        "    while lead.exists(): time.sleep(0.01)\n"
         f"    time.sleep(0.3); {DIE}"
     )
-    report, shown, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"])
-    assert lived["worker-1"] == 1
+    cluster = ClusterConfig.local(workers=2, **counts)
+    report, shown, lived = live(tmp_path, code, cluster, restarts=restarts, alone=alone)
+    assert set(lived.values()) == {1}
     assert "again" not in shown.replace(str(tmp_path), "")
     assert [each.code for each in report.exits if each.code] == [-9]
+    [line] = [line for line in shown.splitlines() if "worker:1 exited" in line]
+    assert line.endswith(f", after {lead.replace('-', ':')} was done")
 
 
 def test_a_server_that_came_back_too_late_to_meet_the_chief_is_not_waited_for(tmp_path):
@@ -332,6 +339,7 @@ def policy():
     policy = RestartPolicy(
         lead="chief:0",
         servers=["worker:0"],
+        evaluators=["evaluator:0"],
         alone=["worker:0", "evaluator:0"],
         restarts=3,
         grace=30.0,

@@ -66,6 +66,7 @@ class RayCluster:
         self._policy = RestartPolicy(
             lead=str(cluster.lead),
             servers=[str(task) for task in tasks if cluster.with_task(*task).serves],
+            evaluators=[str(task) for task in tasks if task.type == "evaluator"],
             alone=[str(task) for task in tasks if task.type in work.alone],
             restarts=work.section.max_failures,
             grace=work.grace + _SECONDS_TO_KILL,  # the task's own process kills it after its grace

@@ -139,6 +139,7 @@ def _supervisor_plan(
         log=log,
         progress=reporter if send_reports.VARIABLE in variables else None,
         serves=False,
+        evaluates=False,
         alone=False,
     )
     return SupervisorPlan(

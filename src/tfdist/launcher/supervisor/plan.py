@@ -14,7 +14,8 @@ class TaskPlan(NamedTuple):
     cores: tuple[int, ...]  # none for any
     log: int  # the descriptor of its log
     progress: int | None  # the descriptor by which it reports
-    serves: bool  # whether it serves the lead, and so need not succeed after the lead is done
+    serves: bool  # whether it serves the lead, and would wait for it without end
+    evaluates: bool  # whether it has work left after the lead is done; all others need not succeed then
     alone: bool  # whether it starts again alone if it is lost
 
 

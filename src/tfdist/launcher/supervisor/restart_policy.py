@@ -82,7 +82,8 @@ class RestartPolicy:
         self,
         *,
         lead: str,
-        servers: Iterable[str],  # they serve the lead, and so need not succeed after the lead is done
+        servers: Iterable[str],  # they serve the lead, and would wait for it without end
+        evaluators: Iterable[str],  # they have work left after the lead is done; all others need not succeed
         alone: Iterable[str],
         restarts: int,
         grace: float,  # the seconds between SIGTERM and SIGKILL
@@ -91,6 +92,7 @@ class RestartPolicy:
         terminate: Callable[[Collection[str]], None],  # tells those of the tasks that run to end
     ) -> None:
         self._lead, self._servers, self._alone = lead, frozenset(servers), frozenset(alone)
+        self._evaluators = frozenset(evaluators)
         self._grace, self._linger, self._lost, self._terminate = grace, linger, lost, terminate
         self.allowed = self._restarts = restarts
         self._backoff: defaultdict[str, Backoff] = defaultdict(Backoff)
@@ -121,7 +123,7 @@ class RestartPolicy:
         if code == 0:
             if name == self._lead:
                 self._begin_linger()
-        elif is_lost and self.is_lead_done and name in self._servers:
+        elif is_lost and self.is_lead_done and name not in self._evaluators:
             return Reaction(asked=True, again=False)
         elif is_lost and self._restarts:
             return self._restart(name)
@@ -160,7 +162,7 @@ class RestartPolicy:
     def _begin_linger(self) -> None:
         self.is_lead_done = True
         self.end_at = min(self.end_at, time.monotonic() + self._linger)
-        self.restart_at = {name: at for name, at in self.restart_at.items() if name not in self._servers}
+        self.restart_at = {name: at for name, at in self.restart_at.items() if name in self._evaluators}
         # A server that was just started again may not have met its chief, and would wait for it.
         self._terminate(self._servers & self._restarted)
 
@@ -174,7 +176,7 @@ class RestartPolicy:
 
     def may_restart(self, name: str) -> bool:
         """Return whether a lost task still starts again in this round, for one whose start takes time."""
-        is_needed = not (self.is_lead_done and name in self._servers)
+        is_needed = not self.is_lead_done or name in self._evaluators
         return is_needed and not self.is_ending and self.next_round == NEVER
 
     def stop(self) -> None:

@@ -45,6 +45,7 @@ class Supervisor:
         self._policy = RestartPolicy(
             lead=plan.lead,
             servers=[task.name for task in plan.tasks if task.serves],
+            evaluators=[task.name for task in plan.tasks if task.evaluates],
             alone=[task.name for task in plan.tasks if task.alone],
             restarts=plan.restarts,
             grace=plan.grace,
@@ -238,7 +239,8 @@ class Supervisor:
         # another.
         for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan.lost)):
             reaction = self._policy.react(name, code)
-            self._send_event(exited=name, pid=pid, code=code, **reaction._asdict())
+            is_late = reaction.asked and not self._policy.is_ending  # the lead was done, and needs it no more
+            self._send_event(exited=name, pid=pid, code=code, late=is_late, **reaction._asdict())
             if name in self._policy.restart_at:
                 self._kill_leftovers(name, pid)
 
