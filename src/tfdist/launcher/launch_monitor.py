@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tfdist._utils.check_and_expand_paths import exists
 from tfdist._utils.readable_text import count
 from tfdist.cluster.config import ClusterConfig, Task
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import LOST, ConfigError, TfdistError
 from tfdist.launcher import run_events
 from tfdist.launcher.dispatch_events import LaunchOutput
 from tfdist.launcher.environment import LAUNCH
@@ -86,6 +86,9 @@ class LaunchMonitor:
         self._restarted = 0  # how often
         self._checkpoints = NewCheckpoints()
         self._error: TfdistError | None = None
+        self._without_room: tuple[str, str] | None = (
+            None  # the first task that could not be forked again, and why
+        )
         self._is_private = False
         self._has_joined = False
         self._is_over = False
@@ -170,6 +173,10 @@ class LaunchMonitor:
         self._show_rest()
         if self._error is not None:
             raise self._error
+        if self._without_room is not None:
+            name, reason = self._without_room
+            problem = f"cannot be started again: {reason}"
+            raise LaunchError(name, problem, exit_code=LOST, exits=self._exits)
         if failures:
             raise LaunchError.of_failures(self._exits, tail, self._restarted)
         lead = self._cluster.lead
@@ -265,6 +272,12 @@ class LaunchMonitor:
                 self.say(f"the process that loads for all tasks {reason}: starting the tasks one by one")
             case {"unstartable": name, "error": reason, "program": program}:
                 self._error = self._unstartable(name, program, reason)
+            case {"lost": name, "error": reason, "again": again}:
+                self.say(f"cannot start {name} again: {reason}")
+                if not again:
+                    self._without_room = self._without_room or (name, reason)
+                elif event["pause"] is not None:
+                    self._say_restart(Task.parse(name), event["alone"], event["pause"], event["restart"])
             case {"started": name, "pid": pid}:
                 self._running[Task.parse(name)] = StartedProcess(pid, time.monotonic())
                 if name == str(self._cluster.lead):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.errors import ConfigError
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 
 _SECONDS_TO_END = 60.0  # when all tasks have been told to end at once
@@ -67,14 +68,19 @@ def started_supervisor(plan: SupervisorPlan, descriptors: Sequence[int]) -> Iter
     with control:
         with its_end:
             arguments = Path(__file__).parent, its_end.fileno(), os.getpid()
-            process = subprocess.Popen(
-                # -I -S: the user's variables and site-packages do not affect it.
-                [sys.executable, "-I", "-S", "-c", _SUPERVISOR_PROGRAM, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[its_end.fileno(), *descriptors],
-                start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher
-            )
+            try:
+                process = subprocess.Popen(
+                    # -I -S: the user's variables and site-packages do not affect it.
+                    [sys.executable, "-I", "-S", "-c", _SUPERVISOR_PROGRAM, *map(str, arguments)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[its_end.fileno(), *descriptors],
+                    start_new_session=True,  # Ctrl-C on the terminal reaches only the launcher
+                )
+            except OSError as error:
+                problem = f"cannot start its supervisor: {error.strerror}"
+                remedy = "See the limits of processes and memory (ulimit -a)"
+                raise ConfigError("launcher", problem, remedy=remedy) from error
         try:
             with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
                 control.sendall(plan.to_json())

@@ -10,6 +10,7 @@ import pytest
 from launched import driver, holds, nothing_left, run, started, until  # noqa: F401  # nothing_left is a fixture
 
 from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher import start_supervisor
 from tfdist.launcher.outcome import LaunchError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tasks are forked on Linux alone")
@@ -143,6 +144,23 @@ def test_where_it_is_killed_the_tasks_are_started_one_by_one(here, nothing_left)
     assert [each.code for each in report.exits[-2:]] == [0, 0]
     assert len(loaded(here)) == 3
     assert "that the tasks had started" not in shown
+
+
+def test_the_number_of_a_process_that_has_ended_gets_no_signal(here, nothing_left, monkeypatch):  # noqa: F811
+    # It may be that of a stranger by then.
+    monkeypatch.setattr(
+        start_supervisor,
+        "_SUPERVISOR_PROGRAM",
+        "import os\nkill = os.kill\ndef watched(pid, number):\n"
+        "    try:\n        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)\n"
+        "    except ChildProcessError:\n"
+        f"        open({str(here / 'strangers')!r}, 'a').write(f'{{pid}} ')\n"
+        "    else:\n        kill(pid, number)\n"
+        "os.kill = watched\n" + start_supervisor._SUPERVISOR_PROGRAM,
+    )
+    # Without restarts, it ends as soon as the tasks have started.
+    run(BEGIN + "time.sleep(0.5)\n", here, loads_once=True)
+    assert not (here / "strangers").exists()
 
 
 def test_a_command_that_takes_no_part_runs_all_the_same(here, nothing_left):  # noqa: F811

@@ -88,20 +88,53 @@ def test_a_log_without_end_is_said(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
-def test_who_writes_the_logs_may_be_killed(tmp_path, nothing_left):  # noqa: F811
+@pytest.mark.parametrize("has_room", [True, False])
+def test_who_writes_the_logs_may_be_killed(tmp_path, nothing_left, has_room):  # noqa: F811
+    (tmp_path / "limited.py").write_text(
+        "import os\nfork, refused = os.fork, []\ndef limited():\n"
+        f"    if os.path.exists({str(tmp_path / 'killed')!r}) and len(refused) < 2:\n"
+        "        refused.append(1)\n        raise BlockingIOError(11, 'no room')\n"
+        "    return fork()\nos.fork = limited\n"
+    )
     code = (
         "import time\nfrom pathlib import Path\nprint('up', flush=True)\n"
         f"while not Path({str(tmp_path)!r}, 'killed').exists(): print('x' * 99); time.sleep(0.001)\n"
         "for _ in range(2000): print('y' * 99)\n"
     )
-    with started(driver(code, tmp_path, cluster=ONE)) as process:
-        until(lambda: holds(tmp_path / "logs/worker-0.log", "up"), "the task is up")
-        copies = [pid for pid, command in alive(nothing_left).items() if "supervisor.supervisor" in command]
-        os.kill(max(copies, key=_start_time), signal.SIGKILL)
+    command = driver(code, tmp_path, cluster=ONE)
+    if not has_room:
+        command[2] = (
+            "from tfdist.launcher import start_supervisor as it\n"
+            f"it._SUPERVISOR_PROGRAM = open({str(tmp_path / 'limited.py')!r}).read() + it._SUPERVISOR_PROGRAM\n"
+        ) + command[2]
+    with started(command) as process:
+        writer = _log_writer(tmp_path, nothing_left)
         (tmp_path / "killed").touch()
+        os.kill(writer, signal.SIGKILL)
         out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (0, b"")
     assert out.count(b"y" * 99) == 2000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
+def test_who_writes_the_logs_may_be_stopped(tmp_path, nothing_left):  # noqa: F811
+    code = (
+        "import time\nfrom pathlib import Path\nprint('up', flush=True)\n"
+        f"while not Path({str(tmp_path)!r}, 'stopped').exists(): time.sleep(0.01)\n"
+        "for _ in range(2000): print('y' * 99)\n"
+    )
+    with started(driver(code, tmp_path, cluster=ONE)) as process:
+        os.kill(_log_writer(tmp_path, nothing_left), signal.SIGSTOP)
+        (tmp_path / "stopped").touch()
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, b"")
+    assert out.count(b"y" * 99) == 2000
+
+
+def _log_writer(run_dir, mark):
+    until(lambda: holds(run_dir / "logs/worker-0.log", "up"), "the task is up")
+    copies = [pid for pid, command in alive(mark).items() if "supervisor.supervisor" in command]
+    return max(copies, key=_start_time)
 
 
 def _start_time(pid):

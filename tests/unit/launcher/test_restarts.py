@@ -15,6 +15,7 @@ from launched import SECONDS, alive, driver, holds, nothing_left, run, started, 
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
+from tfdist.launcher import start_supervisor
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.run_events import LaunchEnded, TasksRestarting, read_events
 from tfdist.launcher.supervisor.restart_policy import NEVER, Backoff, NewCheckpoints, RestartPolicy
@@ -260,6 +261,51 @@ def test_who_is_told_to_end_starts_nobody_again(tmp_path, alone):
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + signal.SIGINT, err
     assert lives(tmp_path)["worker-1"] == 2
+
+
+@pytest.fixture
+def no_room(tmp_path, monkeypatch):
+    """Return a file; while it is there, the supervisor cannot fork, as at the limit of processes."""
+    full = tmp_path / "full"
+    monkeypatch.setattr(
+        start_supervisor,
+        "_SUPERVISOR_PROGRAM",
+        "import os\nfork = os.fork\ndef limited():\n"
+        f"    if os.path.exists({str(full)!r}): raise BlockingIOError(11, 'no room')\n"
+        "    return fork()\nos.fork = limited\n" + start_supervisor._SUPERVISOR_PROGRAM,
+    )
+    return full
+
+
+DIES_WITHOUT_ROOM = (
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\n"
+    f"if me == 'worker-1' and life == 1: until('chief-0', 1); (here / 'full').touch(); {DIE}\n"
+    "if me != 'chief-0' or life == 1: until('worker-1', 2)\n"
+)
+
+
+@pytest.mark.parametrize("alone", [[], ["worker"]], ids=["all", "alone"])
+def test_a_restart_without_room_for_a_process_is_tried_again(tmp_path, no_room, alone):
+    def make_room():
+        until(lambda: holds(tmp_path / "events.jsonl", '"tasks_restarting"', 2), "a start has failed")
+        no_room.unlink()
+
+    thread = threading.Thread(target=make_room)
+    thread.start()
+    report, shown, lived = live(tmp_path, DIES_WITHOUT_ROOM, parameter_servers(), restarts=5, alone=alone)
+    thread.join()
+    assert (lived["worker-1"], lived["chief-0"]) == (2, 1 if alone else 2)
+    assert not any(each.failed for each in report.exits)
+    assert " again: fork: no room\n" in shown
+    assert " in 2 s (restart 2 of 5)\n" in shown
+
+
+def test_a_restart_that_never_finds_room_lets_the_others_save(tmp_path, no_room):
+    error, shown, lived = live(tmp_path, DIES_WITHOUT_ROOM, parameter_servers(), restarts=2, alone=["worker"])
+    assert (str(error), error.exit_code) == ("worker:1: cannot be started again: fork: no room", 138)
+    assert {each.code for each in error.exits if each.asked} == {138}
+    assert "[launcher] starting worker:1 again, alone in 2 s (restart 2 of 2)\n" in shown
+    assert lived["worker-1"] == 1
 
 
 def test_a_program_that_is_gone_cannot_be_started_again(tmp_path):

@@ -22,7 +22,7 @@ from typing import Any
 
 from .plan import TaskPlan, as_bytes
 from .process_tree import is_stopped
-from .start_child import STOP_SIGNALS, become, start
+from .start_child import FORK, STOP_SIGNALS, become, start
 
 # The fork server's own variable: the descriptor of its control socket, and its supervisor's pid.
 # Padding follows. A task writes its own variables over it, so that /proc/PID/environ shows them.
@@ -94,6 +94,8 @@ class ForkServer:
             answer = (stream.read(1 << 16) or b"").decode() if self._is_ready and _has_answer(reader) else ""
         if answer.isdigit():
             return int(answer), ""
+        if answer.startswith(FORK):
+            return 0, answer
         self.close()
         return (0, answer) if answer else None
 
@@ -143,7 +145,7 @@ def _is_task(order: Mapping[str, Any], fds: Sequence[int], supervisor: int) -> b
     try:
         pid = os.fork()
     except OSError as error:  # the user's limit of processes is reached
-        os.write(answer, f"fork: {error.strerror}".encode())
+        os.write(answer, f"{FORK}{error.strerror}".encode())
         return False
     if pid:
         os.waitpid(pid, 0)
@@ -156,7 +158,7 @@ def _is_task(order: Mapping[str, Any], fds: Sequence[int], supervisor: int) -> b
             time.sleep(0.0005)
         become(order["cores"], supervisor, output)
     except OSError as error:
-        os.write(answer, f"fork: {error.strerror}".encode())
+        os.write(answer, f"{FORK}{error.strerror}".encode())
         os._exit(127)
     _reset_signals()
     _set_variables(order["env"])

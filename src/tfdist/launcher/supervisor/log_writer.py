@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .plan import TaskPlan
+from .process_tree import is_stopped
 
 _MAX_PIPE_BYTES = 1 << 20
 _LARGE_BYTES = 1 << 30  # the launcher prints a warning
@@ -29,7 +30,7 @@ class LogWriter:
     """The pipes that tasks print to, and the process that copies from the pipes to the logs.
 
     Attributes:
-        pid: The process.
+        pid: The process, or 0.
         news: The reading end of a pipe with events for the launcher, one JSON object per line.
     """
 
@@ -51,8 +52,15 @@ class LogWriter:
         return self._writers[name]
 
     def start(self, control: socket.socket) -> None:
-        """Start the process, or start it again after its death: the pipes have kept their contents."""
-        self.pid = os.fork()
+        """Start the process, or start it again after its death: the pipes have kept their contents.
+
+        If the user's limit of processes is reached, there is none until the next call.
+        """
+        self.pid = 0
+        try:
+            self.pid = os.fork()
+        except OSError:
+            return
         if self.pid:
             return
         try:
@@ -63,14 +71,22 @@ class LogWriter:
         finally:
             os._exit(0)
 
+    def continue_if_stopped(self) -> None:
+        """Continue the process if somebody has stopped it: what prints much would wait for it without end."""
+        if self.pid and is_stopped(self.pid):
+            os.kill(self.pid, signal.SIGCONT)
+
     def finish(self) -> None:
         """Wait until the process has written what is in the pipes, and has ended."""
         os.close(self._end_of_orders)
+        if not self.pid:
+            return
         deadline = time.monotonic() + _SECONDS_TO_FINISH
         while not os.waitpid(self.pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:  # the disk does not answer
                 os.kill(self.pid, signal.SIGKILL)
                 return
+            self.continue_if_stopped()
             time.sleep(0.001)
 
     def _copy_all(self) -> None:

@@ -19,7 +19,12 @@ def why_no_private_network() -> str:
     if sys.platform != "linux":
         return "only Linux has private networks"
     reader, writer = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:  # the user's limit of processes is reached
+        os.close(reader)
+        os.close(writer)
+        return f"fork: {error.strerror}"
     if pid == 0:
         try:
             enter_private_network()

@@ -9,6 +9,7 @@ from .process_tree import die_with_parent
 
 # The signals that may tell a task to end; Slurm sends them to all processes of a job.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FORK = "fork: "  # begins the error text if there is no room for a process, which may pass
 
 
 def start(
@@ -24,7 +25,9 @@ def start(
     try:
         pid = os.fork()
     except OSError as error:  # the user's limit of processes is reached
-        return 0, f"fork: {error.strerror}"
+        os.close(error_reader)
+        os.close(error_writer)
+        return 0, f"{FORK}{error.strerror}"
     if pid == 0:
         try:
             become(cores, supervisor, output)

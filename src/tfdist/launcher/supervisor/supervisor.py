@@ -27,11 +27,11 @@ from .process_tree import (
     with_variable,
 )
 from .restart_policy import NEVER, RestartPolicy
-from .start_child import STOP_SIGNALS, start
+from .start_child import FORK, STOP_SIGNALS, start
 
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
 _LAUNCHER_DIED = signal.SIGCONT  # it continues a supervisor that was stopped, which no other signal does
-_SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server
+_SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server, and of a log writer that could not be started
 
 
 class Supervisor:
@@ -54,6 +54,7 @@ class Supervisor:
             terminate=self._terminate,
         )
         self._running: dict[int, str] = {}  # names by pid
+        self._started: set[str] = set()  # the names of all that have been started at least once
         self._fork_server: ForkServer | None = None
         self._killed: set[int] = set()
         self._orphans = 0  # descendants of the tasks that this process adopted and killed
@@ -112,6 +113,9 @@ class Supervisor:
 
     def _wait(self, deadline: float) -> None:
         """Wait for events until this time, and handle them."""
+        if not self._log_writer.pid:
+            self._log_writer.start(self._control)
+            deadline = min(deadline, time.monotonic() + _SECONDS_BETWEEN_CHECKS)
         seconds = deadline - time.monotonic()
         ready = dict(self._poll.poll(None if deadline == NEVER else max(seconds, 0) * 1000 + 1))
         signals = os.read(self._wakeup_reader, 4096) if self._wakeup_reader in ready else b""
@@ -126,6 +130,7 @@ class Supervisor:
             self._poll.unregister(server.control)
         self._forward_news()
         self._reap()
+        self._log_writer.continue_if_stopped()
 
     def _forward_news(self) -> None:
         with contextlib.suppress(BlockingIOError):  # there is no news
@@ -195,15 +200,20 @@ class Supervisor:
         return self._policy.end_at == self._policy.kill_at == NEVER
 
     def _start(self, names: Iterable[str]) -> bool:
-        """Start tasks; end all if one cannot be started."""
+        """Start tasks; end all if one cannot be started, unless it was there before and may start later."""
         for name in names:
             self._policy.note_start(name)
             pid, error = self._start_one(self._tasks[name], self._log_writer.pipe_of(name))
+            if error.startswith(FORK) and name in self._started:
+                reaction = self._policy.react(name, self._plan.lost)
+                self._send_event(lost=name, error=error, **reaction._asdict())
+                continue
             if error:
                 self._send_event(unstartable=name, error=error, program=self._plan.command[0])
                 self._kill()
                 return False
             self._running[pid] = name
+            self._started.add(name)
             self._send_event(started=name, pid=pid)
         if self._fork_server is not None and not (self._policy.allowed or self._policy.restart_at):
             self._fork_server.close()  # to free its memory
@@ -228,6 +238,8 @@ class Supervisor:
                 exits.append((code, pid, self._running.pop(pid)))
             elif pid == self._log_writer.pid:  # another process killed it
                 self._log_writer.start(self._control)
+            elif self._fork_server is not None and pid == self._fork_server.pid:
+                self._fork_server.pid = 0  # another process may get the number
             elif pid not in self._helpers():
                 self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
                 if session in self._shells and code == self._plan.lost:
