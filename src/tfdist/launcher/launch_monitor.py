@@ -77,6 +77,7 @@ class LaunchMonitor:
         self._began = time.monotonic()
         self._signals: list[int] = []
         self._signals_reported = 0
+        self._is_killing = False
         self._running: dict[Task, StartedProcess] = {}
         self._stopped: dict[Task, float] = {}  # the stopped ones, and since when
         self._checked_at = 0.0
@@ -94,10 +95,15 @@ class LaunchMonitor:
         self._is_over = False
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
-        """Tell the supervisor to end all tasks, or to kill them the second time; this is a signal handler."""
+        """Tell the supervisor to end all tasks, or to kill them the second time; this is a signal handler.
+
+        systemd sends SIGHUP besides SIGTERM, which is no second signal then.
+        """
         self._signals.append(number)
         self._end_by = min(self._end_by, time.monotonic() + self._seconds_to_end)
-        self._supervisor.send("end" if len(self._signals) == 1 else "kill")
+        counted = [other for other in self._signals if other != signal.SIGHUP] or self._signals
+        self._is_killing = len(counted) > 1
+        self._supervisor.send("kill" if self._is_killing else "end")
 
     def begin(self, command: Sequence[str], shares: str, options: Mapping[str, Any]) -> None:
         """Record the start of the launch."""
@@ -347,10 +353,12 @@ class LaunchMonitor:
             self.say(f"ending {names} ({self._grace})")
 
     def _say_signal(self) -> None:
-        self._signals_reported = len(self._signals)
+        is_first, self._signals_reported = not self._signals_reported, len(self._signals)
         name = signal.Signals(self._signals[-1]).name
-        how = f"ending the tasks ({self._grace} or a second {name})"
-        self.say(f"{name}: {how if self._signals_reported == 1 else 'killing the tasks'}")
+        if self._is_killing:
+            self.say(f"{name}: killing the tasks")
+        elif is_first:
+            self.say(f"{name}: ending the tasks ({self._grace} or a second {name})")
 
     def _lose_supervisor(self) -> None:
         """Kill what is left after the supervisor was killed: the kernel has killed only the tasks."""

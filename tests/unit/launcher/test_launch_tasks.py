@@ -66,7 +66,8 @@ def test_variables_of_other_clusters_are_taken_away_and_no_more(tmp_path, monkey
     assert json.loads(task["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
 
 
-def test_a_task_ignores_no_signal_that_we_ignore(tmp_path):
+def test_a_task_ignores_the_signals_of_a_terminal_and_no_other(tmp_path):
+    # The supervisor gets SIGHUP and SIGINT for it.
     # Python ignores SIGPIPE, and would hand that on; so does a shell with what it starts by &.
     assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
     command = ["grep", "-E", "SigIgn|SigBlk", "/proc/self/status"]
@@ -75,7 +76,7 @@ def test_a_task_ignores_no_signal_that_we_ignore(tmp_path):
         launch(ClusterConfig.local(), command, run_dir=tmp_path, stream=io.StringIO())
     finally:
         signal.signal(signal.SIGQUIT, before)
-    assert (tmp_path / "logs/worker-0.log").read_text() == f"SigBlk:\t{0:016x}\nSigIgn:\t{0:016x}\n"
+    assert (tmp_path / "logs/worker-0.log").read_text() == f"SigBlk:\t{0:016x}\nSigIgn:\t{0b11:016x}\n"
 
 
 def test_what_needs_no_proxy_is_added_to(tmp_path, monkeypatch):

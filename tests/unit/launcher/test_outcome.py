@@ -190,9 +190,11 @@ def test_tasks_that_save_their_work_on_sigterm_make_138(tmp_path):
     assert process.returncode == 138
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize(
+    "names", ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGTERM SIGHUP", "SIGHUP SIGTERM SIGHUP"]
+)
 def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_time(
-    name,
+    names,
     tmp_path,
     nothing_left,  # noqa: F811
     monkeypatch,
@@ -206,8 +208,9 @@ def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_tim
     )
     with started(driver(code, tmp_path, restarts=3)) as process:
         until_up(tmp_path, "up")
-        for pid in alive(nothing_left):
-            os.kill(pid, signal.Signals[name])
+        for name in names.split():
+            for pid in alive(nothing_left):
+                os.kill(pid, signal.Signals[name])
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 138, err
     assert all(holds(tmp_path / f"logs/worker-{i}.log", "up\nsaved\n") for i in range(2))

@@ -13,6 +13,6 @@ each other by relative names.
 The two talk over a socket, one JSON value per line. The launcher sends the plan, and later `"end"`
 (SIGTERM, and SIGKILL after the grace period), `"kill"`, or `{"kill": "worker:1"}` for one task. The end of
 the stream means that the launcher is dead, and counts as `"kill"`. The supervisor reports events in this
-order: `network`, `started`, `lost` or `unstartable`, `exited`, `asked`, `ended`; and for the logs `unwritable` and
-`large`.
+order: `network`, `started`, `lost` or `unstartable`, `exited`, `asked`, `ended`; and for the logs
+`unwritable` and `large`.
 """

@@ -22,7 +22,7 @@ from typing import Any
 
 from .plan import TaskPlan, as_bytes
 from .process_tree import is_stopped
-from .start_child import FORK, STOP_SIGNALS, become, start
+from .start_child import FORK, SIGNALS_OF_TERMINALS, STOP_SIGNALS, become, start
 
 # The fork server's own variable: the descriptor of its control socket, and its supervisor's pid.
 # Padding follows. A task writes its own variables over it, so that /proc/PID/environ shows them.
@@ -116,7 +116,7 @@ def fork_tasks(module: str) -> None:
     if value is None:
         return
     fd, supervisor, _ = value.split("/", 2)
-    for number in (*STOP_SIGNALS, signal.SIGINT, signal.SIGHUP):  # Slurm sends them to all
+    for number in (*STOP_SIGNALS, *SIGNALS_OF_TERMINALS):  # Slurm and systemd send them to all
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(fd)) as control:
         control.set_inheritable(False)
@@ -174,7 +174,6 @@ def _reset_signals() -> None:
     """Set the signal handlers of a Python that has just started."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
 

@@ -9,6 +9,9 @@ from .process_tree import die_with_parent
 
 # The signals that may tell a task to end; Slurm sends them to all processes of a job.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# The signals of a terminal, which systemd may send to all processes of a session. The supervisor, which gets
+# them too, sends SIGTERM to the tasks, so that they save.
+SIGNALS_OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 FORK = "fork: "  # begins the error text if there is no room for a process, which may pass
 
 
@@ -52,9 +55,11 @@ def become(cores: Sequence[int], supervisor: int, output: int) -> None:
     os.setsid()
     die_with_parent(supervisor)
     signal.set_wakeup_fd(-1)
-    # Python ignores the first two; a shell's & or nohup ignores the others.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    # Python ignores the first two; a shell's & ignores the third.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+    for number in SIGNALS_OF_TERMINALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if cores:
         os.sched_setaffinity(0, cores)

@@ -27,9 +27,10 @@ from .process_tree import (
     with_variable,
 )
 from .restart_policy import NEVER, RestartPolicy
-from .start_child import FORK, STOP_SIGNALS, start
+from .start_child import FORK, SIGNALS_OF_TERMINALS, STOP_SIGNALS, start
 
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
+_STOP_SIGNALS = (*STOP_SIGNALS, *SIGNALS_OF_TERMINALS)
 _LAUNCHER_DIED = signal.SIGCONT  # it continues a supervisor that was stopped, which no other signal does
 _SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server, and of a log writer that could not be started
 
@@ -66,8 +67,9 @@ class Supervisor:
         for end in (self._wakeup_reader, ringer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, _LAUNCHER_DIED, *STOP_SIGNALS):  # the wakeup pipe says which
-            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGCHLD, _LAUNCHER_DIED, *_STOP_SIGNALS):  # the wakeup pipe says which
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+                signal.signal(number, lambda *_: None)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._wakeup_reader, select.POLLIN)
@@ -121,7 +123,7 @@ class Supervisor:
         signals = os.read(self._wakeup_reader, 4096) if self._wakeup_reader in ready else b""
         if _LAUNCHER_DIED in signals and os.getppid() != self._launcher:
             self._kill()
-        elif any(number in signals for number in STOP_SIGNALS):
+        elif any(number in signals for number in _STOP_SIGNALS):
             self._policy.stop()
         if self._control.fileno() in ready:
             self._read_commands()
