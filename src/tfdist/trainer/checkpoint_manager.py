@@ -4,17 +4,15 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tfdist._utils.read_untrusted_files import read_json_file
-from tfdist._utils.write_files import write_json
-from tfdist.errors import ConfigError, StorageError, shown
+from tfdist.errors import ConfigError, shown
 from tfdist.launcher.environment import START
 from tfdist.launcher.hide_secrets import values_without_secrets
+from tfdist.trainer.evaluator_notes import EvaluatorNotes
 from tfdist.trainer.model_and_datasets import total_steps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.starts_and_lost_steps import RunHistory
@@ -77,7 +75,7 @@ class CheckpointManager:
         self._folder, self._config = context.folder.checkpoints, config
         self._start = os.environ.get(START, "")
         self._place, self._remote = context.folder.shown(self._folder), context.remote
-        self._best_file, self._has_evaluator = context.folder.best_file, bool(config.cluster.evaluator)
+        self._evaluator = EvaluatorNotes(context.folder) if config.cluster.evaluator else None
         self._total = total_steps(config, data)
         self._strategy, self._is_chief = context.strategy, context.is_chief
         section = config.checkpoint
@@ -225,7 +223,11 @@ class CheckpointManager:
                 seconds=self.seconds_before + time.monotonic() - self._began,
             )
         )
-        also = [self._best.get("step", 0), _best_step(self._best_file) if self._has_evaluator else 0]
+        also = [self._best.get("step", 0)]
+        if self._evaluator is not None:
+            also.append(self._evaluator.best_step())
+            if not results:  # the last evaluation that is recorded is this process's own
+                self._evaluator.record_new()
 
         def upload() -> None:
             if self._remote is not None:
@@ -252,32 +254,3 @@ def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, An
             problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
             remedy = "Set another --run_dir, or the same value"
             raise ConfigError(where, problem, remedy=remedy)
-
-
-class _Best(msgspec.Struct):
-    """The best of the checkpoints that an evaluator has evaluated."""
-
-    step: int = 0
-    accuracy: float = 0.0
-
-
-def note_best(file: Path, step: int, results: Mapping[str, float]) -> None:
-    """Write the step of a checkpoint to a file if it is the best so far, for the chief, which keeps it."""
-    accuracy = results.get("accuracy", 0.0)
-    if accuracy >= _read_best(file).accuracy:
-        try:
-            write_json(file, msgspec.to_builtins(_Best(step, accuracy)))
-        except StorageError as error:  # the evaluator may only read the folder
-            _log.warning("step %d: the chief is not told that this is the best so far: %s", step, error)
-
-
-def _best_step(file: Path) -> int:
-    """Return the step that an evaluator has noted as the best; 0 if there is none."""
-    return _read_best(file).step
-
-
-def _read_best(file: Path) -> _Best:
-    try:
-        return msgspec.convert(read_json_file(file), _Best)
-    except (OSError, ValueError):  # it is missing, or damaged: then a new one is written
-        return _Best()

@@ -13,8 +13,8 @@ from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.datasets.open_data import Data
 from tfdist.errors import DataError, StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
-from tfdist.trainer.checkpoint_manager import note_best
 from tfdist.trainer.config import Config
+from tfdist.trainer.evaluator_notes import note_results
 from tfdist.trainer.model_and_datasets import Batches, initial_model, open_run_data, total_steps
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
@@ -76,7 +76,7 @@ def evaluate_checkpoints(config: Config, cluster: ClusterConfig, folder: RunFold
             remote.put_summaries()
         _log.info("step %d: %s", checkpoint.step, as_text(results))
         if remote is None:
-            note_best(folder.best_file, checkpoint.step, results)
+            note_results(folder, checkpoint.step, results)
     summaries.close()
 
 

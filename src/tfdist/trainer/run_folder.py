@@ -70,6 +70,11 @@ class RunFolder:
         return self.checkpoints / "best.json"
 
     @property
+    def evaluations_file(self) -> Path:
+        """Return the file in which an evaluator task notes its results."""
+        return self.checkpoints / "evaluations.jsonl"
+
+    @property
     def place(self) -> str:
         """Return the path or the address of `root`."""
         return self.shown(self.root)

@@ -10,8 +10,11 @@ from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
-from tfdist.trainer.checkpoint_manager import CheckpointManager, note_best
+from tfdist.launcher.record_events import listening
+from tfdist.launcher.run_events import Evaluated
+from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config
+from tfdist.trainer.evaluator_notes import note_results
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoints.checkpoint_files import list_steps
@@ -115,13 +118,32 @@ def test_a_checkpoint_has_the_seconds_of_all_starts(tmp_path, cache, monkeypatch
 def test_the_best_checkpoint_of_an_evaluator_is_kept(tmp_path, cache, caplog):
     text = "cluster: {chief: 1, worker: 1, ps: 1, evaluator: 1}\ncheckpoint: {keep: 1}"
     manager = manager_of(tmp_path, text, cache)
-    best = RunFolder.at(tmp_path).best_file
+    folder = RunFolder.at(tmp_path)
     for step, accuracy in ((2, 0.5), (4, 0.9), (6, 0.7), (8, 0.6)):
         manager.save(step, {"a": np.zeros(2)}, {})
-        note_best(best, step, {"accuracy": accuracy})
+        note_results(folder, step, {"accuracy": accuracy})
     assert list_steps(tmp_path / "checkpoints") == [4, 8]
-    note_best(tmp_path / "x.yaml" / "best", 8, {"accuracy": 1.0})  # cannot be written
+    note_results(RunFolder.at(tmp_path / "x.yaml"), 8, {"accuracy": 1.0})  # cannot be written
     assert "step 8: the chief is not told that this is the best so far" in caplog.text
-    best.write_text("damaged")
+    folder.best_file.write_text("damaged")
     manager.save(10, {"a": np.zeros(2)}, {})
     assert list_steps(tmp_path / "checkpoints") == [10]
+
+
+def test_the_results_of_an_evaluator_are_events_of_the_chief(tmp_path, cache):
+    text = "cluster: {chief: 1, worker: 1, ps: 1, evaluator: 1}"
+    folder, events = RunFolder.at(tmp_path), []
+
+    def saved(manager, step, results):
+        with listening(events.append):
+            manager.save(step, {"a": np.zeros(2)}, results)
+        return [(event.step, event.results) for event in events if isinstance(event, Evaluated)]
+
+    manager = manager_of(tmp_path, text, cache)
+    assert saved(manager, 2, {}) == []
+    for step in (2, 4, 2):  # it begins again
+        note_results(folder, step, {"accuracy": step / 10})
+    assert saved(manager, 4, {}) == [(2, {"accuracy": 0.2}), (4, {"accuracy": 0.4})]
+    assert len(saved(manager_of(tmp_path, text, cache), 6, {})) == 2  # a later start records none again
+    note_results(folder, 6, {"accuracy": 0.6})
+    assert len(saved(manager, 8, {"accuracy": 0.5})) == 2  # what the chief has found itself stays the last
