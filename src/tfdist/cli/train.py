@@ -174,7 +174,6 @@ def _launch(
 ) -> None:
     """Start every task as a process on this machine."""
     from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
-    from tfdist.launcher.outcome import LaunchError
 
     if settings.config.elastic is not None:
         problem = (
@@ -188,30 +187,25 @@ def _launch(
     prepare_data(settings)
     name = strategy_name(settings.config.strategy.name, cluster)
     metrics = settings.config.metrics
-    try:
-        with (
-            page_written(folder.root, lambda: _write_page(folder)),
-            serving_metrics(metrics.prometheus_port, metrics.prometheus_address) as served,
-        ):
-            launch(
-                cluster,
-                _command_of_tasks(settings, changes, folder),
-                run_dir=folder.root,
-                threads=section.threads,
-                pin=section.pin,
-                network_isolation=isolation,
-                linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
-                restarts=section.restarts,
-                alone=roles_started_alone(name),
-                heartbeat_timeout=settings.config.watch.heartbeat_timeout,
-                loads_once=True,
-                screen=screen,
-                metrics=served,
-            )
-    except LaunchError as error:
-        if error.may_pass:
-            error.exit_code = LOST  # all is saved: start the same command again
-        raise
+    with (
+        page_written(folder.root, lambda: _write_page(folder)),
+        serving_metrics(metrics.prometheus_port, metrics.prometheus_address) as served,
+    ):
+        launch(
+            cluster,
+            _command_of_tasks(settings, changes, folder),
+            run_dir=folder.root,
+            threads=section.threads,
+            pin=section.pin,
+            network_isolation=isolation,
+            linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+            restarts=section.restarts,
+            alone=roles_started_alone(name),
+            heartbeat_timeout=settings.config.watch.heartbeat_timeout,
+            loads_once=True,
+            screen=screen,
+            metrics=served,
+        )
     if not screen.json:
         _print_report(folder)
 

@@ -190,9 +190,9 @@ class LaunchMonitor:
             seconds = time.monotonic() - self._began
             return LaunchReport(tuple(self._exits), self._is_private, seconds, self._has_joined)
         if self._signals:
-            raise LaunchError.of_signal(self._signals[0], self._exits)
+            raise LaunchError.of_signal(self._signals[0], self._exits, lead)
         problem = "another process told its supervisor to end"
-        raise LaunchError.of_supervisor(problem, self._exits, signal.SIGTERM)
+        raise LaunchError.of_supervisor(problem, self._exits, lead, signal.SIGTERM)
 
     def _show_rest(self) -> None:
         """Show the rest of the output, however long that takes, or until the next signal."""
@@ -369,5 +369,5 @@ class LaunchMonitor:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         names = ", ".join(map(str, self._running)) or "no task"
-        problem, signals = f"its supervisor was killed, and {names} with it", self._signals
-        self._error = LaunchError.of_supervisor(problem, self._exits, signals[0] if signals else None)
+        problem, number = f"its supervisor was killed, and {names} with it", next(iter(self._signals), None)
+        self._error = LaunchError.of_supervisor(problem, self._exits, self._cluster.lead, number)

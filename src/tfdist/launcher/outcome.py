@@ -77,9 +77,8 @@ class LaunchError(TfdistError, RuntimeError):
     """A cluster did not succeed: the first failure, or the signal that stopped it.
 
     Attributes:
-        exit_code: 2 or 138 if the first task to fail ended with that. 138 also if lost tasks have used up
-            the restarts, a task saved its work after a signal, or the supervisor was killed. 128 + n after
-            signal n. Else 1.
+        exit_code: 2 if the first task to fail ended with that; 138 if it was lost, the chief saved its work
+            after a signal, or the supervisor was killed. 128 + n after signal n. Else 1.
         exits: How each task ended, in order of time.
         tail: The last lines of the log of the first task to fail.
     """
@@ -98,12 +97,6 @@ class LaunchError(TfdistError, RuntimeError):
         self.exits = tuple(exits)
         self.tail = tuple(tail)
 
-    @property
-    def may_pass(self) -> bool:
-        """Return whether a restart may help: the first task to fail was lost."""
-        first = next((end for end in self.exits if end.failed), None)
-        return first is not None and first.lost
-
     def as_the_task_said(self) -> TfdistError:
         """Return the error with the last message of the task that failed, for a log that will be deleted."""
         messages = [line for line in self.tail if line.startswith(_PREFIX)] or list(self.tail)
@@ -121,23 +114,29 @@ class LaunchError(TfdistError, RuntimeError):
         count = sum(end.failed or end.code not in _CODES_AFTER_SIGTERM for end in exits if not end.again)
         among = f", the first of {count} failures" if count > 1 else ""
         after = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
-        code = LOST if first.lost and restarts else first.code if first.code in (2, LOST) else 1
+        code = LOST if first.lost else 2 if first.code == 2 else 1
         problem = f"{first}{among}{after}; log: {os.fspath(first.log)}"
         return cls(str(first.task), problem, exit_code=code, exits=exits, tail=tail)
 
     @classmethod
-    def of_signal(cls, number: int, exits: Sequence[TaskExit]) -> "LaunchError":
+    def of_signal(cls, number: int, exits: Sequence[TaskExit], lead: Task) -> "LaunchError":
         """Return the error that names the signal that stopped the job."""
         problem = f"stopped by {signal.Signals(number).name}; every task has ended"
-        return cls("launcher", problem, exit_code=_status_after(number, exits), exits=exits)
+        return cls("launcher", problem, exit_code=_status_after(number, exits, lead), exits=exits)
 
     @classmethod
-    def of_supervisor(cls, problem: str, exits: Sequence[TaskExit], number: int | None) -> "LaunchError":
+    def of_supervisor(
+        cls, problem: str, exits: Sequence[TaskExit], lead: Task, number: int | None
+    ) -> "LaunchError":
         """Return the error of a launch whose supervisor another process has ended, perhaps after a signal."""
-        code = LOST if number is None else _status_after(number, exits)
+        code = LOST if number is None else _status_after(number, exits, lead)
         return cls("launcher", problem, exit_code=code, exits=exits)
 
 
-def _status_after(number: int, exits: Sequence[TaskExit]) -> int:
-    """Return the exit status of a job that a signal has stopped: 138 if a task has saved its work."""
-    return LOST if any(end.code == LOST for end in exits) else 128 + number
+def _status_after(number: int, exits: Sequence[TaskExit], lead: Task) -> int:
+    """Return the exit status of a job that a signal has stopped: 138 if the lead has saved the work.
+
+    Servers and evaluators, which have nothing to save, end with 138 in any case.
+    """
+    of_lead = [end for end in exits if end.task == lead]
+    return LOST if of_lead and of_lead[-1].code == LOST else 128 + number

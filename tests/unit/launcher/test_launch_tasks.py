@@ -100,8 +100,8 @@ def test_a_task_is_alone_in_its_session_with_nothing_to_read_and_no_stray_descri
         ("sys.exit(3)", 1, "exited with 3 (pid "),
         ("sys.exit(2)", 2, "exited with 2 (pid "),
         ("sys.exit(138)", 138, "exited with 138 (pid "),
-        ("os.kill(os.getpid(), 9)", 1, "exited with -9 (SIGKILL, pid "),
-        ("os.kill(os.getpid(), signal.SIGRTMIN + 3)", 1, "(signal 37, pid "),
+        ("os.kill(os.getpid(), 9)", 138, "exited with -9 (SIGKILL, pid "),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 3)", 138, "(signal 37, pid "),
     ],
 )
 def test_the_first_failure_is_the_root_cause(tmp_path, ending, status, said):

@@ -11,6 +11,7 @@ import pytest
 from launched import SECONDS, alive, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
 from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.run_events import TaskExited, read_events
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -148,6 +149,22 @@ def test_what_happens_while_the_tasks_end_keeps_the_status_of_the_signal(
     assert said in err
 
 
+def test_what_serves_the_chief_has_not_saved_for_it(tmp_path):
+    code = (
+        "import os, signal, sys, time\n"
+        "if '\"type\": \"ps\"' in os.environ['TF_CONFIG']: signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\n"
+        "print('up', flush=True)\ntime.sleep(600)"
+    )
+    with started(driver(code, tmp_path, cluster={"workers": 1, "ps": 1})) as process:
+        for name in ("chief-0", "worker-0", "ps-0"):
+            until(lambda name=name: holds(tmp_path / f"logs/{name}.log", "up\n"), f"{name} is up")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    exits = [event for event in read_events(tmp_path / "events.jsonl") if isinstance(event, TaskExited)]
+    assert {event.task: event.status for event in exits} == {"chief:0": -15, "worker:0": -15, "ps:0": 138}
+
+
 def test_the_kernel_ends_the_tasks_where_nobody_else_is_left_to(tmp_path, nothing_left):  # noqa: F811
     with started(driver(IDLE, tmp_path)) as process:
         until_up(tmp_path, "up")
@@ -243,7 +260,7 @@ def test_a_task_killed_in_the_middle_is_named_and_ends_the_others(tmp_path, noth
         leader = next(pid for pid in tree if any(_parent(other) == pid for other in tree))
         os.kill(leader, signal.SIGKILL)
         _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
+    assert process.returncode == 138
     assert err.decode() == (
         f"tfdist: worker:1: exited with -9 (SIGKILL, pid {leader}); log: {tmp_path}/logs/worker-1.log\n"
     )

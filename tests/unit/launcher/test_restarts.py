@@ -470,7 +470,7 @@ def test_a_new_checkpoint_starts_nobody_again_where_no_restart_is_allowed(tmp_pa
         tmp_path, SAVES_AND_DIES.format(step="10 * life"), ClusterConfig.local(workers=2), restarts=0
     )
     assert lived == {"worker-0": 1, "worker-1": 1}
-    assert error.exit_code == 1
+    assert error.exit_code == 138
 
 
 @pytest.mark.parametrize(

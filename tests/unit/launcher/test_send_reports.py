@@ -289,7 +289,7 @@ def test_a_silent_task_is_killed_and_is_the_root_cause(tmp_path):
     with pytest.raises(LaunchError, match=r"worker:1: exited with -9 \(SIGKILL, pid \d+\); log") as caught:
         run(code, tmp_path)
     assert caught.value.shown.count("[launcher] worker:1 silent for 0.2 s: killing it\n") == 1
-    assert caught.value.may_pass
+    assert caught.value.exit_code == 138
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -17,9 +17,8 @@ from tfdist.engines.ssh.plan_file import (
     write_private,
 )
 from tfdist.engines.ssh.task_on_host import GRACE
-from tfdist.errors import LOST, exit_with_status
+from tfdist.errors import exit_with_status
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
-from tfdist.launcher.outcome import LaunchError
 
 _SECONDS_TO_CLOSE = 15.0  # after the grace of the task itself
 
@@ -35,23 +34,18 @@ def main(run_dir: Path, plan: Plan) -> None:
     cluster = cluster_on(plan, {host: found.ports for host, found in hosts.items()})
     addresses = ", ".join(cluster.address(task) for task in cluster.tasks())
     print(f"tfdist: {addresses} must be closed to others: see docs/security.md", flush=True)
-    try:
-        launch(
-            cluster,
-            [sys.executable, "-m", "tfdist.engines.ssh.hold_connection"],
-            run_dir=run_dir,
-            env={PLAN: str(path)},
-            network_isolation="never",
-            grace=GRACE + _SECONDS_TO_CLOSE,
-            linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
-            restarts=plan.restarts,
-            alone=plan.alone,
-            elsewhere=True,
-        )
-    except LaunchError as error:
-        if error.may_pass:
-            error.exit_code = LOST  # all is saved: start the same again
-        raise
+    launch(
+        cluster,
+        [sys.executable, "-m", "tfdist.engines.ssh.hold_connection"],
+        run_dir=run_dir,
+        env={PLAN: str(path)},
+        network_isolation="never",
+        grace=GRACE + _SECONDS_TO_CLOSE,
+        linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
+        restarts=plan.restarts,
+        alone=plan.alone,
+        elsewhere=True,
+    )
 
 
 def cluster_on(plan: Plan, ports: dict[str, list[int]]) -> ClusterConfig:
