@@ -236,6 +236,7 @@ def samples_of_keras():
         "metric": [keras.metrics.Mean()],
         "data_adapter": [] if keras_3 else [importlib.import_module("keras.engine.data_adapter")],
         "adapter": [adapters.PyDatasetAdapter] if keras_3 else [],
+        "callback_list": [keras.callbacks.CallbackList],
         "backup": [keras.callbacks.BackupAndRestore],
         "optimizer": [
             model.optimizer,

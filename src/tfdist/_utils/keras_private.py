@@ -28,6 +28,18 @@ def is_of_keras(kind: Any) -> bool:
 # -- models and layers --
 
 
+def trainable_as_compiled_keras_2(keras: ModuleType, model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which `trainable` of each layer is that of `compile`, as in Keras 2's `fit`.
+
+    Seen in 2.12.
+    """
+    module = importlib.import_module(keras.Model.__module__)
+    context: contextlib.AbstractContextManager[Any] = module.training_utils.RespectCompiledTrainableState(
+        model
+    )
+    return context
+
+
 def is_compiled(model: Any) -> bool:
     """Return whether a model is compiled, which Keras 3 says in `compiled`. Seen in 2.12."""
     return bool(getattr(model, "compiled", False) or getattr(model, "_is_compiled", False))
@@ -223,6 +235,19 @@ def metrics_within(metric: Any) -> tuple[list[Any], bool]:
 
 
 # -- callbacks --
+
+
+def list_of_callbacks(keras: ModuleType, callbacks: Sequence[Any], **options: Any) -> Any:
+    """Return Keras's CallbackList.
+
+    Keras 2 refuses hooks of batches in a scope of parameter servers, whose workers hand over values that are
+    not there yet: tfdist hands over numbers. Seen in 2.12.
+    """
+    callback_list = keras.callbacks.CallbackList
+    if not hasattr(callback_list, "_disallow_batch_hooks_in_ps_strategy"):
+        return callback_list(list(callbacks), **options)
+    with attributes_set(callback_list, _disallow_batch_hooks_in_ps_strategy=lambda _: None):
+        return callback_list(list(callbacks), **options)
 
 
 def allow_any_strategy(backup: Any) -> None:

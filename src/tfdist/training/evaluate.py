@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import in_order
+from tfdist._utils.keras_2_and_3 import in_order, is_keras_2
 from tfdist.errors import DataError
 from tfdist.training.arguments import (
     callbacks_of,
@@ -120,7 +120,7 @@ def run_tests(
                 break
     if not part.done:
         raise DataError(name, "contain no batch")
-    logs = as_logs(part.logs)
+    logs = as_logs(part.logs, are_sorted=not is_keras_2(model))
     if calls is not None:
         calls.on_test_end(logs)
     return logs

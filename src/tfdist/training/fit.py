@@ -22,7 +22,7 @@ from tfdist.training.checkpoints.fit_checkpoints import open_checkpoints
 from tfdist.training.epoch_batches import EpochBatches, FitSchedule
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.fit_epochs import FitEpochs
-from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
+from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count, trainable_as_compiled
 from tfdist.training.keras.datasets_from_inputs import (
     epoch_hooks,
     hook_after_batches,
@@ -123,7 +123,8 @@ def fit(
         )
         shown = verbosity(verbose)
         x = checkpoints.checked(x, validation_data)
-        with events_to_file(), threads_of_data_ended(), traces_kept(model) as traces:
+        trainable = trainable_as_compiled(model)
+        with events_to_file(), threads_of_data_ended(), trainable, traces_kept(model) as traces:
             steps = ["train_step"] if validation_data is None else ["train_step", "test_step"]
             options = {"traces": traces, "steps": steps, "is_saved": checkpoints.are_saved}
             session = Session(model, strategy, x, validation_data=validation_data, **options)

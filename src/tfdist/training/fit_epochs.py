@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_2_and_3 import is_keras_2
 from tfdist.errors import DataError
 from tfdist.launcher.record_events import VARIABLE as EVENTS
 from tfdist.profiling.parse_step_range import parse_steps
@@ -118,7 +119,7 @@ class FitEpochs:
             raise DataError(
                 "the training data", "contain no batch", remedy="Check batch() and its drop_remainder"
             )
-        results = as_logs(part.logs)
+        results = as_logs(part.logs, are_sorted=not is_keras_2(self._model))
         self._reports.after_epoch(epoch, part.done, results, step.times(part.totals))
         return results
 

@@ -1,5 +1,6 @@
 """Run Keras callbacks where several processes train: only the chief writes files."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from tfdist._utils.keras_private import (
     epoch_to_resume,
     epoch_to_resume_keras_2,
     is_of_keras,
+    list_of_callbacks,
+    trainable_as_compiled_keras_2,
 )
 from tfdist._utils.nested_optimizers import optimizer_variables
 from tfdist._utils.strategy_kinds import has_mirrored_workers
@@ -67,8 +70,9 @@ def make_callbacks(
         verbose = 0
     elif has_mirrored_workers(strategy):
         _warn_of_chief_alone(callbacks, kinds)
-    made = keras.callbacks.CallbackList(
-        list(callbacks),
+    made = list_of_callbacks(
+        keras,
+        callbacks,
         add_history=has_history,
         add_progbar=verbose != 0,
         model=model,
@@ -157,6 +161,13 @@ def restored_variables(model: Any) -> list[Any]:
     optimizers = [model.optimizer, *(found.optimizer for found in others)]
     all_of_them = [*model.variables, *(each for one in optimizers for each in optimizer_variables(one))]
     return list({id(variable): variable for variable in all_of_them}.values())
+
+
+def trainable_as_compiled(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which Keras 2 trains what was trainable when the model was compiled."""
+    if not is_keras_2(model):
+        return contextlib.nullcontext()
+    return trainable_as_compiled_keras_2(keras_of(model), model)
 
 
 def reset_batch_count(model: Any, phase: str) -> None:

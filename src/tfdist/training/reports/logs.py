@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 
 
-def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return results, nested dicts included, as Python numbers, or arrays if they have several elements."""
+def as_logs(results: Mapping[str, Any], *, are_sorted: bool = True) -> dict[str, Any]:
+    """Return results, nested dicts included, as Python numbers, or arrays if they have several elements.
+
+    Keras 3 sorts them by their names; Keras 2 leaves them in the order of the metrics.
+    """
     logs: dict[str, Any] = {}
-    for name, value in sorted(results.items()):
+    for name, value in sorted(results.items()) if are_sorted else results.items():
         if isinstance(value, Mapping):
-            logs.update(as_logs(value))
+            logs.update(as_logs(value, are_sorted=are_sorted))
         else:
             array = np.asarray(value)
             logs[name] = float(array) if array.ndim == 0 else array

@@ -11,7 +11,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from tfdist.training.fit import fit  # noqa: E402  # after the check that TensorFlow is there
-from tfdist.training.keras.callbacks import restored_variables  # noqa: E402
+from tfdist.training.keras.callbacks import make_callbacks, restored_variables  # noqa: E402
 
 keras = tf.keras
 WEIGHTS = ".weights.h5" if getattr(keras, "__version__", "2") >= "3" else ".h5"
@@ -54,7 +54,9 @@ class RateOfTheBatch(keras.callbacks.Callback):
 def linear(together=1):
     keras.utils.set_random_seed(2)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], steps_per_execution=together)
+    model.compile(
+        keras.optimizers.SGD(0.1), "mse", metrics=["mae", "cosine_similarity"], steps_per_execution=together
+    )
     return model
 
 
@@ -181,6 +183,29 @@ def scalars(folder):
                 if value.HasField("tensor") and value.tensor.dtype == tf.float32.as_datatype_enum:
                     found.append((value.tag, event.step, float(tf.make_ndarray(value.tensor))))
     return sorted(found, key=lambda each: each[:2])
+
+
+def test_hooks_of_batches_may_be_called_in_a_scope_of_parameter_servers(monkeypatch):
+    model, trace, strategy = linear(), Trace(), tf.distribute.get_strategy()
+    monkeypatch.setattr(strategy, "_should_use_with_coordinator", True)  # as that of parameter servers has it
+    make_callbacks([trace], model, strategy, verbose=0, steps=1).on_train_batch_end(0, {"loss": 1.0})
+    assert trace.calls == [("on_train_batch_end", 0, {"loss": 1.0})]
+
+
+@pytest.mark.skipif(keras.__version__ >= "3", reason="Keras 3 trains what is trainable now")
+def test_fit_trains_what_was_trainable_when_it_was_compiled():
+    weights = []
+    for train in (
+        lambda model: model.fit(batches(), epochs=2, verbose=0),
+        lambda model: fit(model, batches(), epochs=2, verbose=0),
+    ):
+        model = linear()
+        model.layers[0].trainable = False
+        train(model)
+        assert not model.layers[0].trainable
+        weights.append(model.get_weights())
+    assert weights[0][0] == pytest.approx(weights[1][0], rel=1e-6)
+    assert weights[0][0] != pytest.approx(linear().get_weights()[0], rel=1e-3)
 
 
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 tracks optimizers of a model itself")
