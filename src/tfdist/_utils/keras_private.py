@@ -258,6 +258,12 @@ def allow_any_strategy(backup: Any) -> None:
     backup._supported_strategies = (tf.distribute.Strategy,)
 
 
+def forget_epoch_to_resume(model: Any) -> None:
+    """Forget the epoch that an earlier BackupAndRestore of Keras 3 has found for a model."""
+    if getattr(model, "_initial_epoch", None) is not None:
+        model._initial_epoch = None
+
+
 def epoch_to_resume(model: Any) -> int | None:
     """Return the epoch from which BackupAndRestore of Keras 3 resumes; None without a backup."""
     epoch: int | None = getattr(model, "_initial_epoch", None)

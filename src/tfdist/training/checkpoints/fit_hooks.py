@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.keras_private import forget_epoch_to_resume
 from tfdist.training.data.distribute import Data
 from tfdist.training.epoch_batches import EpochPart, FitSchedule
 from tfdist.training.keras.callbacks import follow_chief
@@ -52,6 +53,7 @@ class FitHooks:
     def begin(self, calls: Any, *, epochs: int, initial_epoch: int, steps: int | None) -> int:
         """Call the callbacks at the beginning, and return the first epoch."""
         del epochs
+        forget_epoch_to_resume(self._model)
         calls.on_train_begin()
         return follow_chief(
             self._callbacks, self._model, self._strategy, initial_epoch=initial_epoch, steps=steps

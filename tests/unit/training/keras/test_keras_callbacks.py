@@ -192,6 +192,24 @@ def test_hooks_of_batches_may_be_called_in_a_scope_of_parameter_servers(monkeypa
     assert trace.calls == [("on_train_batch_end", 0, {"loss": 1.0})]
 
 
+class _Killed(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_backup_of_one_fit_does_not_shorten_the_next(tmp_path):
+    def backup(name):
+        return keras.callbacks.BackupAndRestore(str(tmp_path / name))
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(linear(), batches(), epochs=4, callbacks=[backup("first"), _Killed()], verbose=0)
+    model = linear()
+    resumed = fit(model, batches(), epochs=4, callbacks=[backup("first")], verbose=0)
+    following = fit(model, batches(), epochs=3, callbacks=[backup("second")], verbose=0)
+    assert (resumed.epoch, following.epoch) == ([2, 3], [0, 1, 2])
+
+
 @pytest.mark.skipif(keras.__version__ >= "3", reason="Keras 3 trains what is trainable now")
 def test_fit_trains_what_was_trainable_when_it_was_compiled():
     weights = []
