@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -66,6 +67,19 @@ def is_stream(path: Path) -> bool:
 def write_json(path: Path, value: Any, *, is_private: bool = False) -> None:
     """Write a value as JSON, atomically."""
     write_whole(path, as_json(value), is_private=is_private)
+
+
+def without_nan(value: Any) -> Any:
+    """Return a value with None for each number that is NaN or infinite, which JSON does not have.
+
+    >>> without_nan({"loss": float("nan"), "counts": [1, float("inf")]})
+    {'loss': None, 'counts': [1, None]}
+    """
+    if isinstance(value, dict):
+        return {name: without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_json(value: Any) -> bytes:

@@ -53,6 +53,7 @@ def write_answers(
         classes: The names of the classes.
     """
     labels, answers = np.asarray(labels), np.asarray(answers)
+    probabilities = np.where(np.isfinite(probabilities), probabilities, 0.0)  # JSON has no NaN
     counts = Counter(zip(labels.tolist(), answers.tolist(), strict=True))
     wrong = np.flatnonzero(labels != answers)
     surest = wrong[np.argsort(-probabilities[wrong], kind="stable")][:_MOST_MISTAKES]

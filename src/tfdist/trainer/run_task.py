@@ -24,11 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from tfdist._utils.strategy_kinds import is_asynchronous
-from tfdist._utils.write_files import remove_partial, write_json
+from tfdist._utils.write_files import remove_partial, without_nan
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.cluster_traffic import Traffic
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
@@ -61,7 +60,7 @@ from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepar
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
-from tfdist.trainer.run_report import RunReport
+from tfdist.trainer.run_report import RunReport, write_report
 from tfdist.trainer.train_loop import Run
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.error_messages.print_uncaught_errors import leave_out_errors_of_executors
@@ -200,7 +199,7 @@ def _train(context: RunContext) -> RunReport | None:
     if context.is_chief:
         record(PhaseBegun(phase="exporting"))
         report = _report(context, run, weights, outputs, results, traffic.bytes_sent, started)
-        write_json(folder.report_file, msgspec.to_builtins(report))
+        write_report(folder.report_file, report)
         record(Exported(folder=report.export))
         run.close()
         if context.remote is not None:
@@ -229,7 +228,7 @@ def _report(
         substitute_for=data.substitute_for,
         test_accuracy=results["accuracy"],
         test_loss=results["loss"],
-        test=results,
+        test={**results},
         steps=run.step,
         skipped_batches=run.skipped_batches,
         begun_at_step=run.begun_at,
@@ -275,7 +274,7 @@ def _export(context: RunContext, model: Any, outputs: Outputs, results: dict[str
         "substitute_for": data.substitute_for,
         "data_fingerprint": data.fingerprint,
         "classes": list(data.classes),
-        "test": results,
+        "test": without_nan(results),
         "versions": versions(),
     }
     return export(

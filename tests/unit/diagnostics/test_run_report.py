@@ -21,6 +21,7 @@ from tfdist.diagnostics.report.event_analysis import (
     phase_seconds,
     speed_curve,
 )
+from tfdist.diagnostics.report.learning_and_speed_charts import speed_charts
 from tfdist.diagnostics.report.page import run_page, write_page
 from tfdist.diagnostics.report.run_facts import read_run
 from tfdist.errors import ConfigError, DataError
@@ -40,6 +41,7 @@ from tfdist.launcher.run_events import (
     TaskSpeed,
     TasksRestarting,
 )
+from tfdist.trainer.run_report import RunReport, write_report
 
 VOID = {"meta", "img", "br", "wbr", "link", "input", "hr"}
 
@@ -351,6 +353,31 @@ def test_long_values_are_compared_to_their_ends(tmp_path):
     assert "1 of 1 keys differ" in text
     assert 'org:2222", "one:1"]' in text
     assert 'org:2222", "two:1"]' in text
+
+
+def test_steps_of_one_run_are_not_drawn_as_examples_of_another(tmp_path):
+    folders = []
+    for name, speed in (("one", 5000.0), ("two", None)):
+        events = [LaunchStarted(time=5.0, tasks={}, command=["x"], shares="1 task")]
+        for second in range(1, 5):
+            events.append(
+                Progressed(time=5.0 + second, step=20 * second, steps=80, examples_per_second=speed)
+            )
+        folders.append(write_run(tmp_path / name, events))
+    charts = speed_charts([read_run(folder) for folder in folders], ["one", "two"])
+    assert "examples/s" in charts
+    assert "one" in charts
+    assert "two" not in charts
+    assert "two" in speed_charts([read_run(folders[1])] * 2, ["two", "three"])
+
+
+def test_a_report_with_nan_is_json(tmp_path):
+    folder = done_run(tmp_path / "run")
+    report = RunReport(test_loss=math.inf, test={"loss": math.nan, "accuracy": 0.5}, steps=40)
+    write_report(folder / "report.json", report)
+    text = (folder / "report.json").read_bytes()
+    assert msgspec.json.decode(text)["test"] == {"loss": None, "accuracy": 0.5}  # it refuses NaN
+    assert read_run(folder).results.test_loss is None
 
 
 def test_two_runs_are_compared(tmp_path):

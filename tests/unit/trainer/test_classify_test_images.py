@@ -45,6 +45,14 @@ def test_counts_and_the_surest_mistakes_are_written(tmp_path):
         assert picture.size == (48, 96)
 
 
+def test_an_answer_whose_probability_is_nan_is_no_sure_mistake(tmp_path):
+    labels, answers, probabilities = np.array([1, 1]), np.array([0, 0]), np.array([np.nan, 0.5])
+    write_answers(tmp_path / "report", np.zeros([2, 4, 4, 1], np.uint8), labels, answers, probabilities, "ab")
+    text = (tmp_path / "report/answers.json").read_text()
+    assert [mistake["row"] for mistake in json.loads(text)["mistakes"]] == [1, 0]
+    assert "NaN" not in text
+
+
 def test_grey_images_and_no_mistake(tmp_path):
     images = np.zeros([2, 8, 8, 1], np.uint8)
     ones = np.array([1, 1])

@@ -71,12 +71,14 @@ def speed_charts(runs: Sequence[RunFacts], names: Sequence[str]) -> str:
     def now(seconds: float) -> float:
         return seconds / size
 
-    of_what = "examples/s" if any(map(reports_speed, runs)) else "steps/s"
+    are_examples = any(map(reports_speed, runs))  # another run's steps per second are no examples
     happened, bands = _happened(runs, names, now)
     speeds = [
         Series(names[index] if len(runs) > 1 else "all tasks", speed_curve(facts, now), index)
         for index, facts in enumerate(runs)
+        if reports_speed(facts) == are_examples
     ]
+    of_what = "examples/s" if are_examples else "steps/s"
     steps = _step_series(runs, names, now)
     charts = [
         Chart("Throughput of the cluster", unit, of_what, speeds, happened, bands, from_zero=True),
