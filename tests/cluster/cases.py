@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.current_cluster_and_strategy import is_chief_of
+from tfdist.training.barrier import barrier
 from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.predict import predict
@@ -271,6 +273,38 @@ def custom_loop(strategy: Any, folder: Path) -> dict[str, Any]:
         total = strategy.reduce("SUM", step(batch), axis=None)
     moving = local_copies(strategy, layer.moving_mean)
     return {"total": float(total), "moving": moving, "steps": float(steps)}
+
+
+def checkpointed(strategy: Any, folder: Path) -> dict[str, Any]:
+    """Save a checkpoint on the chief alone, as a loop of the user's does, and restore it on all workers."""
+    with strategy.scope():
+        layer = keras.layers.Dense(1)
+        layer.build((None, 2))
+        checkpoint = tf.train.Checkpoint(layer=layer)
+        manager = tf.train.CheckpointManager(checkpoint, str(folder / "own"), 3)
+        saved = [weights.tolist() for weights in layer.get_weights()]
+        if is_chief_of(strategy):
+            manager.save()
+        barrier()
+        layer.set_weights([np.zeros((2, 1)), np.ones(1)])
+        checkpoint.restore(tf.train.latest_checkpoint(manager.directory)).assert_existing_objects_matched()
+    restored = [weights.tolist() for weights in layer.get_weights()]
+    return {"is restored": restored == saved, "count": int(checkpoint.save_counter)}
+
+
+def gathered(strategy: Any, folder: Path) -> dict[str, Any]:
+    """Gather what replicas compute, in types that TensorFlow's collectives do not take."""
+    own = strategy.cluster_resolver.task_id
+    found = {}
+    for dtype in (tf.bool, tf.uint8, tf.int8, tf.bfloat16, tf.int64):
+
+        @tf.function(autograph=False)
+        def step(dtype: Any = dtype) -> Any:
+            values = strategy.run(lambda: tf.cast(tf.range(own + 2) - own, dtype))
+            return strategy.gather(values, axis=0)
+
+        found[dtype.name] = [float(number) for number in tf.cast(step(), tf.float32)]
+    return found
 
 
 def waiting(strategy: Any, folder: Path) -> float:

@@ -81,6 +81,8 @@ ONLY_ON = {
         "model_cases.written",
         "model_cases.made",
         "call_cases.agreed",
+        "checkpointed",
+        "gathered",
     ],
     "parameter_server": [
         "model_cases.recovered",

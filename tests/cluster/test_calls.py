@@ -9,7 +9,7 @@ from tfdist.cluster.config import ClusterConfig
 
 APART = "call_cases.apart"
 AGREED = "call_cases.agreed"
-CASES = [APART, AGREED]
+CASES = [APART, AGREED, "checkpointed", "gathered"]
 LINE = re.compile(r"(?:ConfigError|tfdist): the workers are out of step: (.*?)\. Make the same calls")
 OWN = {}  # over connections of tfdist's own
 COLLECTIVES = {
@@ -45,6 +45,22 @@ def test_workers_in_step_take_as_many_steps_in_a_call_as_the_chief_wants(strateg
 
     assert chiefs == others
     assert (chiefs[0], chiefs[20], chiefs[-1]) == (1, 1, 7)
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_the_chief_alone_saves_a_checkpoint_of_a_loop_of_ones_own(strategy, finished):
+    for result in finished(strategy).results.values():
+        assert result["checkpointed"] == {"is restored": True, "count": 1}
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_types_that_collectives_do_not_take_are_gathered(strategy, finished):
+    for result in finished(strategy).results.values():
+        whole = result["gathered"].pop("int64")
+        assert set(whole) == {-1, 0, 1}
+        for dtype, numbers in result["gathered"].items():
+            taken = {"bool": abs, "uint8": lambda number: number % 256}.get(dtype, float)
+            assert numbers == list(map(taken, whole)), dtype
 
 
 def ended(folder, case, options):

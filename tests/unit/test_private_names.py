@@ -158,6 +158,7 @@ def samples_of_tensorflow():
         "coordinator._cluster.closure_queue": cluster_coordinator._CoordinatedClosureQueue,
         "closure": closures.RemoteValueImpl,
         "ops": tf_private.ops,
+        "tf.train.Checkpoint": tf.train.Checkpoint,
         "load": tf_private.load,
         "load._WrapperFunction": tf_private.load._WrapperFunction,
         "shard": tf.__internal__.distribute.ShardedVariable([tf.Variable([1.0])]).variables[0],

@@ -283,6 +283,24 @@ def cross_device_ops_of(strategy: tf.distribute.Strategy) -> Any:
     return strategy.extended._cross_device_ops
 
 
+def make_save_counters_outside_scopes() -> None:
+    """Make the counter of a tf.train.Checkpoint in this process alone, for the rest of the process.
+
+    The counter is made by the first `save`. In the scope of mirrored workers it would wait for all of them,
+    but a script may save on the chief alone.
+    """
+    of_tensorflow = tf.train.Checkpoint._maybe_create_save_counter
+    if hasattr(of_tensorflow, "__wrapped__"):
+        return
+
+    @functools.wraps(of_tensorflow)
+    def make(checkpoint: Any) -> None:
+        with outside_scopes():
+            of_tensorflow(checkpoint)
+
+    tf.train.Checkpoint._maybe_create_save_counter = make
+
+
 def wrap_reset_of_graph(wrap: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
     """Wrap the function that replaces this thread's default graph, for the rest of the thread.
 
@@ -416,6 +434,11 @@ def is_branch_or_loop(graph: tf.Graph) -> bool:
 def mirrored(copies: Sequence[tf.Tensor]) -> Any:
     """Return one value of which each of this process's replicas has a copy."""
     return distribute_utils.regroup(list(copies), wrap_class=values.Mirrored)
+
+
+def per_replica(parts: Sequence[tf.Tensor]) -> Any:
+    """Return one value of which each of this process's replicas has a part of its own."""
+    return distribute_utils.regroup(list(parts), always_wrap=True)
 
 
 def is_shard(shard: Any) -> bool:

@@ -14,7 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.indices_by_key import indices_by_key
-from tfdist._utils.tf_private import CollectiveAllReduce, abort_collectives, is_branch_or_loop, mirrored
+from tfdist._utils.tf_private import (
+    CollectiveAllReduce,
+    abort_collectives,
+    is_branch_or_loop,
+    mirrored,
+    per_replica,
+)
+from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type
 from tfdist.strategies.exchange_thread import ExchangeThread
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.strategies.gradient_buckets import GradientBuckets
@@ -64,10 +71,16 @@ class LimitedAllReduce(CollectiveAllReduce):
         reduce = super().all_reduce
         return self._in_time(per_replica, lambda: reduce(op, per_replica, options))
 
-    def all_gather(self, per_replica: Sequence[Any], axis: Any, options: Any) -> list[Any]:
-        """Concatenate values of the replicas along an axis."""
+    def all_gather(self, values: Sequence[Any], axis: Any, options: Any) -> list[Any]:
+        """Concatenate values of the replicas along an axis; their types may be more than TensorFlow takes."""
         gather = super().all_gather
-        return self._in_time(per_replica, lambda: gather(per_replica, axis, options))
+        types = [_of_replicas(value)[0].dtype for value in values]
+        sent = [per_replica(_converted(value, to_collective_type)) for value in values]
+        gathered = self._in_time(sent, lambda: gather(sent, axis, options))
+        return [
+            mirrored(_converted(whole, functools.partial(from_collective_type, dtype=dtype)))
+            for whole, dtype in zip(gathered, types, strict=True)
+        ]
 
     def _in_time(self, per_replica: Sequence[Any], exchange: Callable[[], list[Any]]) -> list[Any]:
         if self._limit is None:
@@ -207,6 +220,14 @@ class RingAllReduce(LimitedAllReduce):
 
 def _of_replicas(value: Any) -> tuple[tf.Tensor, ...]:
     return tuple(value.values) if isinstance(value, tf.distribute.DistributedValues) else (value,)
+
+
+def _converted(value: Any, convert: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+    copies = []
+    for copy in _of_replicas(value):
+        with tf.device(copy.device):
+            copies.append(convert(copy))
+    return copies
 
 
 def _as_bytes(array: Any) -> Any:

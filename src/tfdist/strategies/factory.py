@@ -10,7 +10,11 @@ from typing import Any, get_args
 import tensorflow as tf
 
 from tfdist._utils.readable_text import count
-from tfdist._utils.tf_private import are_devices_fixed, let_variables_be_numbers
+from tfdist._utils.tf_private import (
+    are_devices_fixed,
+    let_variables_be_numbers,
+    make_save_counters_outside_scopes,
+)
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_task_counts import ROLES
 from tfdist.coordination.end_announcements import shut_servers_down_at_exit
@@ -160,6 +164,7 @@ def _prepare_process(cluster: ClusterConfig, name: StrategyName, options: Strate
     )
     keep_memory()
     let_variables_be_numbers()
+    make_save_counters_outside_scopes()
     if options.precision is not None:
         tf.keras.mixed_precision.set_global_policy(options.precision)
 
