@@ -45,6 +45,25 @@ def rows_of(x: Any) -> int | None:
     return first.shape[0] if first.shape.rank else None
 
 
+def without_fixed_size(data: Any) -> Any:
+    """Return a batch, or a replica's part, of which a graph does not fix the number of examples.
+
+    Where it does, as for endless data with `drop_remainder=True`, TensorFlow makes the size a constant, and
+    nothing shows whether a sum that is divided by a constant is a mean over the examples.
+    """
+    if tf.executing_eagerly():
+        return data
+    return tf.nest.map_structure(_without_fixed_size, data)
+
+
+def _without_fixed_size(part: Any) -> Any:
+    if isinstance(part, tf.RaggedTensor):
+        return tf.nest.map_structure(_without_fixed_size, part, expand_composites=True)
+    if not isinstance(part, tf.Tensor) or not part.shape.rank or part.shape[0] is None:
+        return part
+    return tf.compat.v1.placeholder_with_default(part, [None, *part.shape[1:]])
+
+
 class OfLoss(NamedTuple):
     """A replica's gradients of one loss, None for a variable that has no part in it, and the loss's divisor.
 

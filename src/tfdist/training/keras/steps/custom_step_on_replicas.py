@@ -52,7 +52,7 @@ from tfdist.training.replicas.call_synchronized_layers import (
 )
 from tfdist.training.replicas.empty_replicas import batch_of_zeros, or_zero, with_an_example
 from tfdist.training.replicas.hide_other_replicas import replicas_hidden, replicas_hideable
-from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of
+from tfdist.training.replicas.reduction import batch_size, rows_of, shared_mean, shares_of, without_fixed_size
 from tfdist.training.runners.multi_step import Totals
 
 _GRADIENTS_OF_PARTS = (
@@ -177,7 +177,7 @@ class CustomStepOnReplicas(MetricStep):
 
     def _trace_alone(self, batch: Any) -> None:
         with non_trainable_scope(self._keras, []):
-            self._own(batch)
+            self._own(self._of_any_size(batch))
 
     def _probe(self, spec: Any) -> None:
         """Trace the step in a graph that is thrown away, and build the optimizers that it uses."""
@@ -185,6 +185,7 @@ class CustomStepOnReplicas(MetricStep):
 
         def traced(batch: Any, seed: GraphSeed) -> None:
             is_traced = not tf.executing_eagerly()
+            batch = self._of_any_size(batch)
             before = self._metrics.placeholders() if is_traced else self._metrics.starts()
             replica = self._replica(batch, before, tf.ones([]), seed)
             replica.uses = self._methods.uses = []
@@ -257,6 +258,7 @@ class CustomStepOnReplicas(MetricStep):
     def _on_replica(
         self, data: Any, totals: Totals, seed: GraphSeed
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        data = self._of_any_size(data)
         size = batch_size(data)
         begun, data = self._replica_stats.begun(data)
         counted, _ = self._split(totals)
@@ -280,6 +282,9 @@ class CustomStepOnReplicas(MetricStep):
             size=size,
         )
         return shared.sums, shared.state[: len(state)], shared.state[len(state) :]
+
+    def _of_any_size(self, data: Any) -> Any:
+        return data if self._replicas == 1 else without_fixed_size(data)
 
     def _replica(
         self, data: Any, metrics: list[tuple[Any, tf.Tensor]], share: tf.Tensor, seed: GraphSeed

@@ -24,6 +24,7 @@ from tfdist.training.keras.steps.keras3_replica import Keras3Replica, Traced
 from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.replicas.call_synchronized_layers import replicas_called_together
+from tfdist.training.replicas.reduction import without_fixed_size
 from tfdist.training.runners.multi_step import Totals
 
 
@@ -57,6 +58,7 @@ class Keras3Step(MetricStep):
         is_first = not self._adds
 
         def forward(batch: Any, *, key: tuple[bool, str]) -> None:
+            batch = batch if self._strategy.num_replicas_in_sync == 1 else without_fixed_size(batch)
             before = self._metrics.placeholders()
             with self._replica.scope(self._randomness.snapshot(), before) as scope:
                 self._replica.forward(batch, training=key[0])

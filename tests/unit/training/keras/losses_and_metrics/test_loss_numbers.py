@@ -31,6 +31,12 @@ def averaged(y_true, y_pred):
     return tf.reduce_mean(tf.square(y_true - y_pred)) + 0.1 * tf.reduce_mean(tf.abs(y_pred))
 
 
+def of_all(y_true, y_pred):
+    """A sum that is divided by the number of its values, a constant where the graph fixes their shape."""
+    losses = tf.square(y_true - y_pred)
+    return tf.reduce_sum(losses) / tf.cast(tf.size(losses), losses.dtype)
+
+
 def root(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
 
@@ -141,6 +147,27 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
     tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
     assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
     assert not [each for each in caplog.records if each.name == "tfdist"]  # TensorFlow warns of many traces
+
+
+@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
+def test_a_mean_is_one_where_endless_data_fix_the_size_of_batches(strategy, base, in_float64):
+    def made():
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(3, activity_regularizer="l2"), keras.layers.Dense(2)]
+        model = base(inputs := keras.Input((4,)), keras.Sequential(layers)(inputs))
+        model.compile(keras.optimizers.SGD(0.1), of_all, metrics=None if base is OwnStep else [of_all])
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(4, drop_remainder=True)
+    options = {"steps_per_epoch": 3, "epochs": 2, "verbose": 0, "shuffle": False}
+    kerass = made()
+    expected = kerass.fit(data, **options).history
+    with strategy.scope():
+        ours = made()
+    found = fit(ours, data, **options).history
+    assert {name: pytest.approx(values, rel=1e-6) for name, values in expected.items()} == found
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
