@@ -129,7 +129,17 @@ def is_chosen(values: tf.Tensor, until: Callable[[tf.Operation], bool] = lambda 
     return any(operation.type in _CHOOSING for operation in made_by)
 
 
-def is_over_batch(values: tf.Tensor) -> bool:
+def is_without_rows(values: Any, rows: int | None) -> bool:
+    """Return whether values have no row for each example, but one for each class or the like."""
+    if tf.executing_eagerly() or not values.shape.rank or values.shape[0] is None:
+        return False
+    first = values.shape[0]
+    if rows is None:
+        return _is_over_batch(values)
+    return first < rows or bool(first % rows)  # a multiple is that of several numbers for each example
+
+
+def _is_over_batch(values: tf.Tensor) -> bool:
     """Return whether an operation behind values has reduced the axis of a batch of any size."""
     made_by = operations_behind([values], until=reads_variable)
     return any(

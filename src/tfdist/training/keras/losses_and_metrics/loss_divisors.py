@@ -18,7 +18,11 @@ from tfdist._utils.keras_private import losses_reduced_by, mask_weights
 from tfdist._utils.temporary_patches import methods_replaced
 from tfdist.training.replicas.graph_queries import has_rows
 from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
-from tfdist.training.replicas.ops_across_examples import has_chosen_rows, is_over_batch, what_mixes_examples
+from tfdist.training.replicas.ops_across_examples import (
+    has_chosen_rows,
+    is_without_rows,
+    what_mixes_examples,
+)
 from tfdist.training.replicas.split_into_terms import Term, sum_in, terms_of
 
 DivisorKind: TypeAlias = Literal["count", "mask", "weights", "chosen", "sum", "number", "weighted number"]
@@ -173,7 +177,7 @@ def _divisor(
     if inner is not None and not values.shape.rank and sample_weight is None and mask is None:
         return inner.kind, inner.value
     is_number = not keras.ops.ndim(values) and reduction is not None
-    if is_number or _is_without_rows(values, recorder.rows):
+    if is_number or is_without_rows(values, recorder.rows):
         return _kind_of_number(values, sample_weight, reduction or "none", recorder), None
     if reduction == "sum":
         return "sum", None
@@ -196,16 +200,6 @@ def _mixed_by(values: Any, rows: int | None) -> str:
         return ""
     operation = what_mixes_examples(values, rows)
     return "" if operation is None else operation.name
-
-
-def _is_without_rows(values: Any, rows: int | None) -> bool:
-    """Return whether a loss has no row for each example, but one for each class or the like."""
-    if tf.executing_eagerly() or not values.shape.rank or values.shape[0] is None:
-        return False
-    first = values.shape[0]
-    if rows is None:
-        return is_over_batch(values)
-    return first < rows or bool(first % rows)  # a multiple is that of several numbers for each example
 
 
 def _kind_of_number(number: Any, sample_weight: Any, reduction: str, recorder: _Recorder) -> DivisorKind:

@@ -1,4 +1,4 @@
-"""Average metrics whose value for a batch is one scalar, which each replica computes on its part of it."""
+"""Count metrics that get one number, or one for each class, for a batch; each replica has its part's."""
 
 import contextlib
 import logging
@@ -10,19 +10,20 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.temporary_patches import methods_replaced
+from tfdist.training.replicas.ops_across_examples import is_without_rows
 from tfdist.training.replicas.split_into_terms import Term, of_whole, sum_in, terms_of
 
 _INEXACT = (
-    "metric %s: its function returns one number for a batch; several replicas each compute it on their part,"
-    " and it is unknown how these make the number of the whole batch, so their mean is taken. To have it"
-    " exact, return a number for each example, or write a keras.metrics.Metric that adds up counts"
+    "metric %s: it gets one number for a batch, or for each class; several replicas each compute it on their"
+    " part, and it is unknown how these make the number of the whole batch, so their mean is taken. To have"
+    " it exact, return a number for each example, or write a keras.metrics.Metric that adds up counts"
 )
 _log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The terms of what a batch adds to metrics that average one number for each batch.
+    """The terms of what a batch adds to metrics that average, or add up, one number for each batch.
 
     Attributes:
         terms: The terms of each metric, by the id of its variable `total`.
@@ -72,7 +73,7 @@ NO_NUMBERS = Numbers({}, None)
 
 
 class BatchMeans:
-    """The metrics of a model that average one number for each batch, as a trace of its step shows."""
+    """The metrics of a model that average, or add up, one number for each batch, as a trace of it shows."""
 
     def __init__(self, keras: ModuleType, without: Collection[Any]) -> None:
         """Make it for a model's metrics without some, such as those of its losses."""
@@ -95,7 +96,8 @@ class BatchMeans:
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which metrics that get one number for a batch are noted."""
-        return methods_replaced([(self._keras.metrics.Mean, "update_state", self._count)])
+        kinds = (self._keras.metrics.Mean, self._keras.metrics.Sum)
+        return methods_replaced([(kind, "update_state", self._count) for kind in kinds])
 
     def _count(
         self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
@@ -103,15 +105,27 @@ class BatchMeans:
         if id(metric) in self._without:
             return original(values, sample_weight=sample_weight)
         key, terms = id(metric.total), None
-        if sample_weight is None and not self._keras.ops.ndim(values):
-            self._variables |= {key, id(metric.count)}
-            terms = terms_of(values, self._rows, is_trained=False)
+        number = None if sample_weight is not None else self._number(metric, values)
+        if number is not None:
+            self._variables |= {key} | ({id(metric.count)} if self._averages(metric) else set())
+            terms = terms_of(number, self._rows, is_trained=False)
             if terms is None and metric.name not in self._warned:
                 self._warned.add(metric.name)
                 _log.warning(_INEXACT, metric.name)
         before = self._terms.get(key, [])
         self._terms[key] = None if before is None or terms is None else [*before, *terms]
         return original(values, sample_weight=sample_weight)
+
+    def _number(self, metric: Any, values: Any) -> Any:
+        """Return what values without examples add to a metric's total; None if they have examples."""
+        if not self._keras.ops.ndim(values):
+            return values
+        if not isinstance(values, tf.Tensor) or not is_without_rows(values, self._rows):
+            return None
+        return tf.reduce_mean(values) * values.shape[0] if self._averages(metric) else tf.reduce_sum(values)
+
+    def _averages(self, metric: Any) -> bool:
+        return isinstance(metric, self._keras.metrics.Mean)
 
     def are_noted(self, variable: Any) -> bool:
         """Return whether a variable belongs to such a metric."""

@@ -31,7 +31,7 @@ from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers, unweighed, weighed
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.graph_queries import is_number_of_rows, is_same, marked_as_same
-from tfdist.training.replicas.ops_across_examples import is_total_of_rows
+from tfdist.training.replicas.ops_across_examples import is_total_of_rows, is_without_rows
 from tfdist.training.replicas.reduction import rows_of, shared_mean
 
 OTHER_GRAPHS = "a branch, a loop or a tf.function with a signature or jit_compile"
@@ -154,11 +154,17 @@ class ReplacedMethods:
         """Count a mean over a replica's part by the part's share of the batch, which counts once in all."""
         del metric
         replica = getattr(self._here, "replica", None)
-        if replica is None or self._keras.ops.ndim(values):
+        if replica is None:
+            return original(values, sample_weight=sample_weight)
+        is_unweighted, count = self._replicas > 1 and sample_weight is None, 1
+        if is_unweighted and tf.is_tensor(values) and is_without_rows(values, rows_of(replica.data)):
+            values, count = tf.reduce_mean(values), values.shape[0]  # such as one number for each class
+        if self._keras.ops.ndim(values):
             return original(values, sample_weight=sample_weight)
         values = part_of_number(values, replica) if self._replicas > 1 else values
         # Keras itself gives a weight in a graph that fixes the size of batches: the number of examples.
-        return original(values, sample_weight=replica.share if sample_weight is None else sample_weight)
+        weight = replica.share * count if sample_weight is None else sample_weight
+        return original(values, sample_weight=weight)
 
     def _assign(
         self, original: Callable[..., Any], variable: Any, value: Any, *args: Any, **kwargs: Any

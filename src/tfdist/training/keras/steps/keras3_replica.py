@@ -298,9 +298,9 @@ class Keras3Replica:
         """Return the losses of a replica, and what the values that it adds up stand for."""
         model = self._model
         x, y, sample_weight = unpacked(data)
+        self.batch_means.begin(rows_of(x))
         y_pred = call_model(model, x, training=training)
         losses = self._losses.compute(x, y, y_pred, sample_weight, training=training)
-        self.batch_means.begin(rows_of(x))
         self._check_logs(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
         return losses, SumsLayout(losses.places, self.batch_means.numbers)
 

@@ -98,7 +98,12 @@ def of_inner(y_true, y_pred):
     return tf.reduce_sum(losses * known) / tf.reduce_sum(known)
 
 
-NUMBERS = [absolute, of_classes, f1, masked, mixed, by_keras, of_inner]
+def hits(y_true, y_pred):
+    """A number for each class."""
+    return tf.reduce_sum(y_true * tf.round(y_pred), axis=0)
+
+
+NUMBERS = [hits, absolute, of_classes, f1, masked, mixed, by_keras, of_inner]
 
 
 @pytest.mark.parametrize("loss", [of_inner, by_keras], ids=lambda loss: loss.__name__)
@@ -120,6 +125,67 @@ def test_numbers_of_a_batch_are_those_of_keras(loss, caplog):
         found = numbers(fit, evaluate)
     for name, value in alone.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-5, err_msg=name)
+    assert "one number for a batch" not in caplog.text
+
+
+class Counting(keras.layers.Layer):
+    """A layer whose metrics get sums and means of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_sum, self.total = keras.metrics.Mean("of_sum"), keras.metrics.Sum("total")
+
+    def call(self, x):
+        self.of_sum.update_state(tf.reduce_sum(x))
+        self.total.update_state(tf.reduce_mean(x))
+        return x
+
+
+class Summed(keras.Model):
+    """A model whose loss is a sum, as in the documentation of `compute_loss`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean("tracker")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = tf.reduce_sum(tf.square(y - y_pred))
+        self.tracker.update_state(loss)
+        return loss
+
+
+class OwnStep(keras.Model):
+    """A model whose step counts a number for each class."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.of_classes, self.total = keras.metrics.Mean("of_classes"), keras.metrics.Sum("total")
+
+    def train_step(self, data):
+        x, y = data
+        y_pred = self(x, training=True)
+        self.of_classes.update_state(hits(y, y_pred))
+        self.total.update_state(hits(y, y_pred))
+        return {metric.name: metric.result() for metric in (self.of_classes, self.total)}
+
+
+@pytest.mark.parametrize("base", [keras.Model, Summed, OwnStep], ids=lambda base: base.__name__)
+def test_metrics_that_layers_and_losses_count_are_those_of_keras(base, caplog):
+    def made():
+        keras.utils.set_random_seed(1)
+        number = keras.Input((2,))
+        model = base(number, keras.layers.Dense(2)(Counting()(number)))
+        model.compile(keras.optimizers.SGD(0.001), "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(13, 2)).astype("float32")
+    options = {"batch_size": 4, "verbose": 0, "shuffle": False, "epochs": 2}
+    expected = made().fit(x, x + 1, **options).history
+    with own_strategy().scope():
+        model = made()
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        found = fit(model, x, x + 1, **options).history
+    assert {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()} == found
     assert "one number for a batch" not in caplog.text
 
 
