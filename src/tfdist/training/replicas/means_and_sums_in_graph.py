@@ -66,6 +66,8 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
         return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
         return _of_product(operation, rows, means)
+    if is_number_of_chosen(number):
+        return "sum"
     return "same" if is_same(number) else None
 
 
@@ -76,6 +78,16 @@ def summands(operation: tf.Operation) -> list[tf.Tensor]:
     packed = operation.inputs[0].op if operation.type == "Sum" else operation
     is_of_numbers = packed.type == "Pack" and packed.outputs[0].shape.rank == 1  # as Keras adds up losses
     return list(packed.inputs) if operation.type == "Sum" and is_of_numbers else []
+
+
+def is_number_of_chosen(number: tf.Tensor) -> bool:
+    """Return whether a number is that of values, or of rows, which were chosen of those of a batch."""
+    operation = number.op
+    if operation.type == "StridedSlice":
+        is_first = not is_length(operation) and operation.get_attr("shrink_axis_mask") == 1
+        operation = operation.inputs[0].op
+        return is_first and operation.type == "Shape" and is_chosen(operation.inputs[0])
+    return bool(operation.type == "Size") and is_chosen(operation.inputs[0])
 
 
 def _is_reduced(tensor: tf.Tensor) -> bool:
@@ -90,9 +102,10 @@ def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int
         operation.type in _OF_SHAPE for operation in operations_behind([second], until=_is_size)
     ):
         kind = reduction_of(first, rows, means)
-        is_by_examples = any(
-            operation.type in _SIZES for operation in operations_behind([second], until=_is_size)
-        )
+        sizes = [each for each in operations_behind([second], until=_is_size) if each.type in _SIZES]
+        is_by_examples = bool(sizes)
+        if any(is_chosen(size.inputs[0]) for size in sizes):  # it is another number than that of all examples
+            return None
         return kind if not is_by_examples else "mean" if kind == "sum" else None
     if is_same(second):
         return reduction_of(first, rows, means)

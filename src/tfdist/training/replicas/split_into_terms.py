@@ -100,7 +100,7 @@ class _Splitter(NamedTuple):
     def _is_divisor(self, number: tf.Tensor) -> bool:
         """Return whether a number is computed of a sum over the examples, by what `of_whole` knows."""
         if reduction_of(number, self.rows) == "sum":
-            behind = operations_behind([number]) if self.is_trained else []
+            behind = operations_behind([number], until=_is_of_shape) if self.is_trained else []
             return not any(tensor.dtype == tf.resource for operation in behind for tensor in operation.inputs)
         operation = number.op
         if operation.type in (*_PASSES_ON, "Cast"):
@@ -109,6 +109,10 @@ class _Splitter(NamedTuple):
             first, second = operation.inputs
             return _constant(second) is not None and self._is_divisor(first)
         return False
+
+
+def _is_of_shape(operation: tf.Operation) -> bool:
+    return operation.type in ("Shape", "Size")
 
 
 def _constant(tensor: tf.Tensor) -> float | None:
