@@ -134,9 +134,7 @@ def _check_loss(model: Any) -> None:
     """Refuse losses whose reductions replicas cannot combine."""
     known = {"sum", "mean"} | (set() if is_keras_2(model) else {"mean_with_sample_weight", "none"})
     names = reductions(model)
-    # The divisors of a sum that the model computes itself are not known apart.
-    is_one = is_keras_2(model) or has_own(model, "compute_loss")
-    are_combined = len(names) == 1 or not (is_one or "none" in names)
+    are_combined = len(names) == 1 or not (is_keras_2(model) or "none" in names)
     if names - known or (names and not are_combined):
         problem = f"reduces over the batch by {' and '.join(sorted(names))}"
         remedy = "Use one reduction for all outputs: sum_over_batch_size, or sum"

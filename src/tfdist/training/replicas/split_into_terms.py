@@ -39,7 +39,12 @@ class Term(NamedTuple):
 
 
 def terms_of(
-    number: Any, rows: int | None, means: Collection[int] = (), *, is_trained: bool = True
+    number: Any,
+    rows: int | None,
+    means: Collection[int] = (),
+    *,
+    is_trained: bool = True,
+    others: Collection[int] = (),
 ) -> list[Term] | None:
     """Return the terms of what a step computes, None if it is unknown how its parts make the whole.
 
@@ -49,12 +54,13 @@ def terms_of(
         means: The ids of tensors that are known to be means over the examples.
         is_trained: Whether gradients of the number are taken: then a divisor that depends on weights, whose
             gradients would be missing, is none.
+        others: The ids of tensors that are terms of another kind, which the caller knows; here they are sums.
     """
     if not tf.is_tensor(number):
         return None
     if number.shape.rank:
         return [Term(number, "sum")] if has_rows(number, rows) else None
-    return None if tf.executing_eagerly() else _Splitter(rows, means, is_trained).terms(number, 1.0)
+    return None if tf.executing_eagerly() else _Splitter(rows, means, is_trained, others).terms(number, 1.0)
 
 
 class _Splitter(NamedTuple):
@@ -63,9 +69,12 @@ class _Splitter(NamedTuple):
     rows: int | None
     means: Collection[int]
     is_trained: bool
+    others: Collection[int]
 
     def terms(self, number: tf.Tensor, factor: float) -> list[Term] | None:
         """Return the terms of a number times a factor."""
+        if id(number) in self.others:
+            return [Term(number, "sum", factor)]
         reduction = reduction_of(number, self.rows, self.means)
         if reduction is not None:
             return [Term(number, reduction, factor)]

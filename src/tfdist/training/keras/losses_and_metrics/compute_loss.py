@@ -26,6 +26,7 @@ from tfdist.training.keras.losses_and_metrics.loss_parts import (
     parts_by_divisor,
     parts_by_reduction,
     weight_of,
+    with_places,
 )
 from tfdist.training.keras.model_checks import has_own, reductions
 from tfdist.training.replicas.reduction import batch_size, rows_of
@@ -81,10 +82,9 @@ class ModelLosses:
     def _check(self, loss: tf.Tensor, divisors: list[Divisor]) -> None:
         check_rank(loss, self._model, of_examples=self.are_of_examples)
         self._warning.log_mixed_examples(divisors)
-        if not self._has_own_compute_loss:
-            are_numbers, is_other = check_numbers(divisors), check_sum(loss, divisors)
-            if are_numbers or is_other:
-                self._warning.log(INEXACT)
+        are_numbers = check_numbers(divisors)
+        if not self._has_own_compute_loss and (are_numbers | check_sum(loss, divisors)):
+            self._warning.log(INEXACT)
 
     def _in_parts(
         self, loss: tf.Tensor, divisors: list[Divisor], size: tf.Tensor, rows: int | None, tape: Any
@@ -96,7 +96,10 @@ class ModelLosses:
             return Losses([LossPart(loss, None)], places)
         # The `__call__` of a loss may be its own.
         if self._has_own_compute_loss or len(divisors) < count_of_compiled_losses(self._model):
-            return Losses(self._own_parts(loss, divisors, size, rows), places)
+            parts = self._own_parts(loss, divisors, size, rows)
+            if self._replicas > 1 and len(divisors) == outputs:
+                return Losses(*with_places(parts, divisors, size))
+            return Losses(parts, places)
         losses = added_losses(self._model)
         if self._replicas > 1 and has_other_reduction(losses, rows):
             self._warning.log(ADDED)

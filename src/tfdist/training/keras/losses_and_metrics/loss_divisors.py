@@ -70,12 +70,13 @@ class _Recorder:
         self.divisors: list[Divisor] = []
         self.inner: dict[int, Divisor] = {}  # of losses that other losses call, by the ids of the losses
         self.depth = 0  # of losses that call losses
+        self.mixed_by = ""  # an operation that mixes the examples of a loss that other losses call
 
     def record(self, divisor: Divisor) -> tf.Tensor:
         """Record a loss, and return what to continue with."""
         loss = divisor.loss
         if self.depth > 1:
-            self.inner[id(loss)] = divisor
+            self.inner[id(loss)], self.mixed_by = divisor, divisor.mixed_by
             return loss
         self.divisors.append(divisor)
         if self._watch is not None:
@@ -84,7 +85,7 @@ class _Recorder:
 
     def inner_means(self) -> set[int]:
         """Return the ids of the losses that are means over the examples, among those that others call."""
-        return {key for key, divisor in self.inner.items() if divisor.kind in OF_EXAMPLES}
+        return {key for key, divisor in self.inner.items() if divisor.kind == "count"}
 
 
 @contextlib.contextmanager
@@ -156,7 +157,8 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         if quotient is not None:
             return recorder.record(Divisor("mask", sum_in(quotient.divisor, recorder.rows), loss))
         kind, value = _divisor(keras, values, sample_weight, mask, reduction, recorder)
-        return recorder.record(Divisor(kind, value, loss, _mixed_by(values, recorder.rows)))
+        mixed_by = _mixed_by(values, recorder.rows) or recorder.mixed_by
+        return recorder.record(Divisor(kind, value, loss, mixed_by))
 
     return reduce_weighted_values
 

@@ -103,17 +103,38 @@ def parts_by_reduction(
         rows: The number of examples, None in a graph that does not fix it.
         size: The number of examples.
     """
-    means = {id(divisor.loss) for divisor in divisors if divisor.kind in OF_EXAMPLES}
-    terms = terms_of(loss, rows, means)
+    means = {id(divisor.loss) for divisor in divisors if divisor.kind == "count"}
+    divided = {id(divisor.loss): divisor.value for divisor in divisors if divisor.value is not None}
+    terms = terms_of(loss, rows, means, others=divided)
     if terms is None:
         return None
     values: dict[Any, list[tf.Tensor]] = {}
     weights: dict[Any, tf.Tensor | None] = {}
     for index, term in enumerate(terms):
-        key = index if term.divisor is not None else "sum" if term.kind == "sum" else "count"
+        weight = divided.get(id(term.tensor))
+        if weight is None and term.divisor is not None:
+            weight = sum_in(term.divisor, rows)
+        key = index if weight is not None else "sum" if term.kind == "sum" else "count"
         values.setdefault(key, []).append(tf.cast(term.value(), loss.dtype))
-        weights[key] = None if key == "sum" else size if key == "count" else sum_in(term.divisor, rows)
+        weights[key] = size if key == "count" else weight
     return [LossPart(tf.add_n(values[key]), weights[key]) for key in values]
+
+
+def with_places(
+    parts: list[LossPart], divisors: list[Divisor], size: tf.Tensor
+) -> tuple[list[LossPart], list[int]]:
+    """Return parts of a loss, and the place of the part that has the divisor of each of several losses.
+
+    There are further parts, which are zero, for the divisors that no part has.
+    """
+    parts, places = list(parts), []
+    for divisor in divisors:
+        weight = size if divisor.kind in OF_EXAMPLES else divisor.value
+        place = next((place for place, part in enumerate(parts) if part.weight is weight), len(parts))
+        if place == len(parts):
+            parts.append(LossPart(tf.zeros_like(parts[0].loss), weight))
+        places.append(place)
+    return parts, places
 
 
 def mean_of(loss: tf.Tensor) -> tf.Tensor:

@@ -84,6 +84,16 @@ def hardest(y_true, y_pred):
     return tf.reduce_max(distances, axis=1) + tf.reduce_sum(tf.square(y_true), axis=-1)
 
 
+def with_dice(y_true, y_pred):
+    """The usual loss of segmentation: its second term is neither a mean nor a sum over the examples."""
+    return keras.losses.MeanSquaredError()(y_true, y_pred) + keras.losses.Dice()(y_true, y_pred)
+
+
+def with_relative(y_true, y_pred):
+    """A loss that calls another one, in which examples depend on each other."""
+    return 2.0 * Relative()(y_true, y_pred)
+
+
 class Spread(keras.layers.Layer):
     """A layer that adds the distances of all pairs of examples to the loss."""
 
@@ -101,6 +111,16 @@ class OwnStep(keras.Model):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Relative(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return relative(y_true, y_pred)
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1
 
 
 class RootOfMean(keras.losses.MeanSquaredError):
@@ -217,8 +237,14 @@ def test_losses_behind_rows_that_are_put_back_are_those_of_examples(strategy, ca
 @several
 @pytest.mark.parametrize(
     ("loss", "base"),
-    [(root, keras.Model), (root, OwnStep), (RootOfMean(), keras.Model)],
-    ids=["fit", "own step", "after the mean"],
+    [
+        (root, keras.Model),
+        (root, OwnStep),
+        (RootOfMean(), keras.Model),
+        (with_dice, keras.Model),
+        (keras.losses.Dice() if keras.__version__ > "3" else None, OwnLoss),
+    ],
+    ids=["fit", "own step", "after the mean", "beside a mean", "own loss"],
 )
 def test_a_number_that_need_not_be_a_mean_is_named_once(strategy, loss, base, caplog):
     with strategy.scope():
@@ -237,7 +263,7 @@ def test_a_loss_may_be_a_number_of_pythons(strategy):
 
 @several
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
-@pytest.mark.parametrize("loss", [relative, contrastive, correlated, hardest])
+@pytest.mark.parametrize("loss", [relative, with_relative, contrastive, correlated, hardest])
 def test_a_loss_of_an_example_that_depends_on_the_others_is_named_once(strategy, loss, base, caplog):
     with strategy.scope():
         model = model_of(loss, base)

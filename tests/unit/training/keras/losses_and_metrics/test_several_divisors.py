@@ -159,8 +159,18 @@ class OwnStep(keras.Model):
         return self.compute_metrics(x, y, y_pred, weights)
 
 
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        penalty = 0.1 * tf.reduce_sum(tf.square(tf.nest.flatten(y_pred)[0]))
+        return penalty + super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
 def in_own_step(make):
     return pytest.param(functools.partial(make, OwnStep), False, id=f"{make.__name__} in a step of its own")
+
+
+def in_own_loss(make):
+    return pytest.param(functools.partial(make, OwnLoss), False, id=f"{make.__name__} in a loss of its own")
 
 
 CASES = [
@@ -177,6 +187,7 @@ CASES = [
     *map(
         in_own_step, (two_masks, sum_and_mean, weights_and_sum, synchronized, masked_in_a_synchronized_layer)
     ),
+    *map(in_own_loss, (two_masks, sum_and_mean)),
 ]
 
 
