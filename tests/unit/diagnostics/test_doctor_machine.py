@@ -58,6 +58,11 @@ def test_this_machine_is_described():
     assert f" of {os.cpu_count()}" in found["cores"].found
 
 
+def test_only_linux_has_shared_memory(monkeypatch):
+    monkeypatch.setattr("tfdist.diagnostics.doctor.check_machine.sys.platform", "darwin")
+    assert "shared memory" not in {finding.check for finding in check_machine(Path("runs"))}
+
+
 @needs_mounts
 def test_a_small_tmpfs_is_found(tmp_path):
     before = "mount -t tmpfs -o size=1m none /dev/shm"
@@ -234,6 +239,7 @@ def software(tmp_path, code, seconds=60.0, root=Path("/"), **variables):
             "No module",
             "pip install tensorflow",
         ),
+        ("raise ModuleNotFoundError(\"No module named 'jax'\")", "No module", "Unset KERAS_BACKEND"),
         ("import time; time.sleep(60)", "does not load: not done within 0.5 s", "install it again"),
         ("import sys; sys.exit()", "prints no version", "install it again"),
     ],
@@ -251,15 +257,29 @@ def test_tensorflow_that_does_not_load_is_a_failure(tmp_path, code, found, remed
 FAKE = """
 from types import SimpleNamespace as space
 __version__ = "{version}"
-keras = space(__version__="3.0")
+keras = space(__version__="3.0", backend=space(backend=lambda: "{backend}"))
 config = space(list_physical_devices=lambda kind: [])
 test = space(is_built_with_cuda=lambda: False)
 """
 
 
+def fake(version, backend="tensorflow"):
+    return FAKE.format(version=version, backend=backend)
+
+
+def test_another_backend_of_keras_is_a_failure(tmp_path):
+    _, ours = software(tmp_path, fake("2.21.0"))
+    _, jax = software(tmp_path, fake("2.21.0", "jax"))
+
+    assert "Keras" not in ours
+    assert jax["Keras"].state == "failed"
+    assert jax["Keras"].found == "its backend is jax, not tensorflow"
+    assert "Unset KERAS_BACKEND" in jax["Keras"].remedy
+
+
 def test_versions_that_are_not_supported_are_found(tmp_path):
-    _, old = software(tmp_path, FAKE.format(version="2.4.0"))
-    _, new = software(tmp_path, FAKE.format(version="2.21.0"))
+    _, old = software(tmp_path, fake("2.4.0"))
+    _, new = software(tmp_path, fake("2.21.0"))
 
     assert (old["TensorFlow"].state, new["TensorFlow"].state) == ("warning", "ok")
     assert "tested with <2.22,>=2.12" in old["TensorFlow"].found
@@ -270,14 +290,14 @@ def test_a_gpu_that_tensorflow_does_not_use_is_found(tmp_path):
     gpu = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information"
     gpu.parent.mkdir(parents=True)
     gpu.write_text("Model: \t\t NVIDIA A100\n")
-    _, found = software(tmp_path, FAKE.format(version="2.21.0"), root=tmp_path)
-    _, hidden = software(tmp_path, FAKE.format(version="2.21.0"), root=tmp_path, CUDA_VISIBLE_DEVICES="-1")
+    _, found = software(tmp_path, fake("2.21.0"), root=tmp_path)
+    _, hidden = software(tmp_path, fake("2.21.0"), root=tmp_path, CUDA_VISIBLE_DEVICES="-1")
 
     assert found["GPUs"].state == "warning"
     assert "tensorflow[and-cuda]" in found["GPUs"].remedy
     assert found["GPUs"].found == "NVIDIA A100; TensorFlow uses 0"
     assert hidden["GPUs"].state == "ok"
-    _, chosen = software(tmp_path, FAKE.format(version="2.21.0"), root=tmp_path, CUDA_VISIBLE_DEVICES="0")
+    _, chosen = software(tmp_path, fake("2.21.0"), root=tmp_path, CUDA_VISIBLE_DEVICES="0")
     assert chosen["GPUs"].state == "warning"
 
 

@@ -135,6 +135,17 @@ def test_the_memory_that_tasks_need_is_told():
     assert found(elsewhere, None).found.startswith(
         "worker:1 880 MB; 250 MB"
     )  # the others have machines of their own
+    # Nothing says which host this one is: then the tasks of the host that needs least must fit.
+    shared = ClusterConfig(worker=["h0:1", "h0:2", "h1:1", "h1:2", "h1:3"])
+    of_two, of_three = 2 * 880 + 250, 3 * 880 + 250
+    for cluster, names, needed in (
+        (shared.with_task(("worker", 1)), "worker:0…1 880 MB", of_two),
+        (shared.with_task(("worker", 2)), "worker:2…4 880 MB", of_three),
+        (shared, "worker:0…1 880 MB", of_two),
+    ):
+        assert found(cluster, needed * 1_000_000).state == "ok"
+        assert found(cluster, needed * 1_000_000 - 1).state == "warning"
+        assert found(cluster, None).found.startswith(names)
 
 
 @pytest.mark.parametrize(("name", "value"), [("measure", True), ("set", ["train.epochs=3"])])

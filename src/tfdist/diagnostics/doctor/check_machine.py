@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,7 +36,8 @@ def check_machine(
     """
     yield _cores(root)
     yield _memory(root)
-    yield _shared_memory(root)
+    if sys.platform == "linux":  # other systems have no /dev/shm
+        yield _shared_memory(root)
     yield _memory_files()
     yield _open_files()
     yield _disk("run folder", run_folder, "Free disk space, or name another folder by --run_dir")

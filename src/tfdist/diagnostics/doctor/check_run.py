@@ -9,11 +9,12 @@ import msgspec
 
 from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
 from tfdist.diagnostics.doctor.parts_of_run_records import PARTS, Part, Plan
 from tfdist.diagnostics.environment import bytes_available, memory_left
-from tfdist.diagnostics.estimate_memory_and_traffic import estimate_tasks, one_of_each
+from tfdist.diagnostics.estimate_memory_and_traffic import TaskEstimate, estimate_tasks, one_of_each
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas
 
@@ -67,8 +68,8 @@ def memory_finding(
 ) -> Finding:
     """Return the memory that the tasks on this machine need, by the estimate of `tfdist estimate`."""
     tasks = estimate_tasks(config, cluster, sizes, Replicas.of(config, cluster))
-    if not cluster.is_on_ports_of_ours and cluster.task is not None:
-        tasks = [task for task in tasks if task.task == str(cluster.task)]
+    if cluster and not cluster.is_on_ports_of_ours:
+        tasks = _of_one_host(tasks, cluster)
     each = ", ".join(f"{task.task} {_mb(task.total)}" for task in one_of_each(tasks))
     shared = sizes.libraries + max((task.data for task in tasks), default=0)
     total = sum(task.total for task in tasks) + shared
@@ -78,6 +79,17 @@ def memory_finding(
     here = f"{_mb(total)} in all on one machine, and {_mb(available)} is available"
     remedy = "Use a smaller batch or model, fewer tasks here, or a machine with more memory"
     return _find.warning("memory needed", f"{found}; {here}", remedy)
+
+
+def _of_one_host(tasks: Sequence[TaskEstimate], cluster: ClusterConfig) -> list[TaskEstimate]:
+    """Return the tasks on the host of this task; where none is named, those of the host that needs least."""
+    by_host: dict[str, list[TaskEstimate]] = {}
+    hosts = {str(task): split_address(cluster.address(task))[0] for task in cluster.tasks()}
+    for task in tasks:
+        by_host.setdefault(hosts[task.task], []).append(task)
+    if cluster.task is not None:
+        return by_host.get(hosts.get(str(cluster.task), ""), [])
+    return min(by_host.values(), key=lambda of_host: sum(task.total for task in of_host))
 
 
 def _mb(count: int) -> str:

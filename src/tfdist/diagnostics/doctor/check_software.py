@@ -27,9 +27,12 @@ print()
 print(json.dumps({
     "tensorflow": tf.__version__,
     "keras": tf.keras.__version__,
+    "backend": tf.keras.backend.backend(),
     "gpus": len(tf.config.list_physical_devices("GPU")),
 }))
 """
+_OTHER_BACKENDS = ("jax", "torch", "openvino")  # of Keras
+_UNSET_BACKEND = "Unset KERAS_BACKEND, or set it to tensorflow; ~/.keras/keras.json may name another one too"
 _find = Findings(MACHINE)
 
 
@@ -38,6 +41,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
     tensorflow: str = ""
     keras: str = ""
+    backend: str = "tensorflow"
     gpus: int = 0
 
 
@@ -86,6 +90,8 @@ def _tensorflow(loaded: Loaded, problem: str) -> Iterator[Finding]:
         return
     found = f"{loaded.tensorflow} with Keras {loaded.keras}"
     yield _version("TensorFlow", found, loaded.tensorflow, _range_of("tensorflow"))
+    if loaded.backend != "tensorflow":
+        yield _find.failed("Keras", f"its backend is {loaded.backend}, not tensorflow", _UNSET_BACKEND)
 
 
 def _range_of(package: str) -> str:
@@ -102,6 +108,8 @@ def _remedy_for(problem: str) -> str:
         return "This processor lacks instructions (AVX) of that build: use another machine or build"
     if "No module named 'tensorflow'" in problem:
         return "pip install tensorflow"
+    if any(f"No module named '{backend}'" in problem for backend in _OTHER_BACKENDS):
+        return _UNSET_BACKEND
     return "See python -c 'import tensorflow', and install it again: pip install --force-reinstall tensorflow"
 
 
