@@ -14,7 +14,7 @@ from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
 from tfdist.training.predict import predict
 from tfdist.training.save import save
-from tfdist.training.start import watch_variables
+from tfdist.training.start import watch_variables_and_data
 from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 from tfdist.training.workers.stop_together import Agreement
 
@@ -97,7 +97,7 @@ def ended_first(strategy: tf.distribute.Strategy, folder: Path) -> None:
 def loaded(strategy: tf.distribute.Strategy, folder: Path) -> None:
     """Load the model on the chief alone, while the other worker waits at a barrier."""
     model = trained(strategy)
-    watch_variables(strategy)
+    watch_variables_and_data(strategy)
     save(model, folder / "model.keras")
     if strategy.extended.should_checkpoint:
         with strategy.scope():  # `start` enters it

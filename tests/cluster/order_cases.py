@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import DataError
 from tfdist.training.fit import fit
+from tfdist.training.start import watch_variables_and_data
 
 keras = tf.keras
 EXAMPLES = 50
@@ -30,7 +31,22 @@ def drawn(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         "own": _seen(strategy, _permuted(names, np.random.permutation(EXAMPLES))),
         "generated": _seen(strategy, _generated(names)),
         "of_python": _seen_of_python(strategy, names),
+        "split": [_split(strategy, names, seed) for seed in (None, 1)],
     }
+
+
+def _split(strategy: Any, names: np.ndarray, seed: int | None) -> str:
+    """Distribute shuffled data as a loop of the user's does after tfdist.start(); return why they are refused."""
+    watch_variables_and_data(strategy)
+    try:
+        strategy.experimental_distribute_dataset(
+            tf.data.Dataset.from_tensor_slices(names).shuffle(EXAMPLES, seed).batch(6)
+        )
+    except DataError as error:
+        return str(error)
+    finally:
+        strategy.while_making = strategy.check_split = None
+    return ""
 
 
 class _Named(getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence):

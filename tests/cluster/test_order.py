@@ -15,6 +15,10 @@ def test_orders_that_differ_between_workers_are_refused(strategy, finished):
         assert drawn["agreed"] == drawn["generated"] == drawn["of_python"] == [2.0] * 50
         assert drawn["own"].startswith("the data set: differs between worker:0 and worker:1")
         assert "keras.utils.set_random_seed" in drawn["own"]
+        assert drawn["split"][0].startswith(
+            "the data set: is shuffled without a seed: workers would lose some"
+        )
+        assert drawn["split"][1] == ""
 
 
 def test_a_script_that_seeds_nothing_draws_the_same_on_all_workers(tmp_path):

@@ -94,10 +94,12 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
     Attributes:
         ring: The ring that adds gradients up; None if TensorFlow adds them.
         while_making: Returns, for the name of a variable, a context in which it is made.
+        check_split: Refuses a data set of which the workers would take parts that overlap.
     """
 
     ring: Ring | None = None
     while_making: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
+    check_split: Callable[[tf.data.Dataset], None] | None = None
 
     def __init__(
         self,
@@ -144,6 +146,14 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         """Return the scope, in which replicas may write to the variables."""
         replace_methods(_TRAINED_BY_TFDIST)
         return _Entered(super().scope(), _aggregating, self._make)
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """Distribute a data set of global batches over the workers."""
+        if self.check_split is not None:
+            self.check_split(dataset)
+        return super().experimental_distribute_dataset(dataset, options)
 
     def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if self.while_making is None:

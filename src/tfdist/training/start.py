@@ -21,6 +21,7 @@ from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outs
 from tfdist.strategies.server import serve
 from tfdist.strategies.strategy_classes import MultiWorkerMirrored
 from tfdist.strategies.strategy_names import StrategyName
+from tfdist.training.data.inspect_dataset import check_order
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.error_messages.print_uncaught_errors import print_own_errors_in_a_line
 from tfdist.training.evaluate import evaluate
@@ -105,7 +106,7 @@ def start(
     made = make_strategy(cluster, strategy, **options)
     enter_for_good(made)
     watch_calls(made)
-    watch_variables(made)
+    watch_variables_and_data(made)
     # Both last for the rest of the script.
     StallWatch.of(cluster, stall_timeout).__enter__()
     if cluster.ps:  # mirrored workers are watched by TensorFlow
@@ -155,8 +156,11 @@ def _replace_methods_of_keras() -> None:
             setattr(keras.Model, name, on_several_replicas(on_batch, getattr(keras.Model, name)))
 
 
-def watch_variables(strategy: tf.distribute.Strategy) -> None:
-    """Count the variables that this process makes from now on, as its calls of tfdist are counted."""
+def watch_variables_and_data(strategy: tf.distribute.Strategy) -> None:
+    """Count the variables that this process makes from now on, as its calls of tfdist are counted.
+
+    Also check the data that loops of the script's own split among the workers.
+    """
     watch = watch_calls(strategy)
     if watch is None or not isinstance(strategy, MultiWorkerMirrored):
         return
@@ -166,4 +170,10 @@ def watch_variables(strategy: tf.distribute.Strategy) -> None:
         with watch.variable(name), naming_lost_tasks(f"the variable {name}", strategy):
             yield
 
-    strategy.while_making = while_making
+    def check_split(dataset: tf.data.Dataset) -> None:
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        is_whole = policy == tf.data.experimental.AutoShardPolicy.OFF  # each worker reads all of its own data
+        if not watch.state.inside and not is_whole:  # fit checks its data by itself
+            check_order(dataset, instead="")
+
+    strategy.while_making, strategy.check_split = while_making, check_split
