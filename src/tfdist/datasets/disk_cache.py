@@ -35,7 +35,7 @@ Images = NDArray[np.uint8]
 Labels = NDArray[np.int32]
 Batches = Iterable[tuple[Images, Labels]]
 
-_FORMAT = 1
+_FORMAT = 2  # of what is read from a source, and in which order
 _AT_ONCE = 1000
 _log = logging.getLogger("tfdist")
 

@@ -1,5 +1,6 @@
 """Read a user's own images: a folder by class, TFRecord files, idx files, or an .npz file."""
 
+import hashlib
 import itertools
 import logging
 import re
@@ -115,8 +116,10 @@ def _read_folder(root: Path, image_size: tuple[int, int] | None) -> Contents:
     classes = tuple(sorted(train_files))
     # The first image decides whether all are grey or in colour; then grey images get three channels.
     first = contents_of([_image_part(train_files, classes, image_size, channels=0)], [], classes, str(root))
+    channels = 0 if first.image_shape[2] == 1 else 3
+    # Mixed, since evaluation.batches takes the first test images.
     train, test = (
-        _image_part(files, classes, image_size, channels=0 if first.image_shape[2] == 1 else 3)
+        _image_part(files, classes, image_size, channels=channels, is_mixed=files is test_files)
         for files in (train_files, test_files)
     )
     return contents_of([train], [test], classes, str(root))
@@ -153,9 +156,10 @@ def _files_by_class(root: Path) -> dict[str, list[Path]]:
         )
     images = {}
     for folder in folders:
-        images[folder.name] = sorted(
-            path for path in folder.iterdir() if not path.is_dir() and not is_hidden(path)
-        )
+        images[folder.name] = sorted(path for path in folder.iterdir() if not is_hidden(path))
+        if inner := next((path for path in images[folder.name] if path.is_dir()), None):
+            remedy = "Replace it by its images"
+            raise DataError(str(inner), "is a folder in the folder of a class", remedy=remedy)
         if not images[folder.name]:
             raise DataError(str(folder), "the folder of a class has no images")
         check_files(images[folder.name])
@@ -180,10 +184,18 @@ def is_hidden(path: Path) -> bool:
 
 
 def _image_part(
-    files: dict[str, list[Path]], classes: tuple[str, ...], image_size: tuple[int, int] | None, channels: int
+    files: dict[str, list[Path]],
+    classes: tuple[str, ...],
+    image_size: tuple[int, int] | None,
+    channels: int,
+    *,
+    is_mixed: bool = False,
 ) -> Part:
-    paths = [str(path) for name in classes for path in files[name]]
-    labels = [label for label, name in enumerate(classes) for _ in files[name]]
+    """Return the images of a split: class after class, or in a mixed order that follows from their names."""
+    images = [(path, label) for label, name in enumerate(classes) for path in files[name]]
+    if is_mixed:
+        images.sort(key=lambda image: hashlib.sha256(f"{image[1]}/{image[0].name}".encode()).digest())
+    paths, labels = [str(path) for path, _ in images], [label for _, label in images]
 
     def load(path: Any, label: Any) -> tuple[Any, Any]:
         return decode(tf.io.read_file(path), image_size, channels), label
@@ -196,7 +208,10 @@ def _image_part(
 
 def _read_tfrecords(root: Path, files: list[Path], image_size: tuple[int, int] | None) -> Contents:
     splits = {file: _split_of(file) for file in files}
-    train, test = ([file for file in files if splits[file] == split] for split in ("train", "test"))
+    test_name = next((name for name in _TEST_NAMES if name in splits.values()), "")
+    train, test = ([file for file in files if splits[file] == split] for split in ("train", test_name))
+    if unused := sorted(file.name for file in files if splits[file] not in ("train", test_name)):
+        _log.warning("%s: the test data are the files of '%s'; not used: %s", root, test_name, unused[0])
     if not train or not test:
         received = ", ".join(file.name for file in files[:5])
         raise DataError(
@@ -221,12 +236,8 @@ def _split_of(file: Path) -> str | None:
     """Return the split that a file's name stands for: by a whole word of it, or else by any part."""
     name = file.name.lower()
     for pattern in (r"(?<![a-z]){}(?![a-z])", "{}"):
-        found = [
-            split
-            for split, names in (("train", ("train",)), ("test", _TEST_NAMES))
-            if any(re.search(pattern.format(each), name) for each in names)
-        ]
-        if len(found) > 1:
+        found = [word for word in ("train", *_TEST_NAMES) if re.search(pattern.format(word), name)]
+        if found[0:1] == ["train"] and len(found) > 1:
             raise DataError(str(file), "its name stands for training and for test data", remedy="Rename it")
         if found:
             return found[0]

@@ -67,6 +67,25 @@ def test_a_folder_by_class(folder, tmp_path):
     assert data.test_examples == 4
 
 
+def test_the_first_test_images_are_of_all_classes(tmp_path):
+    for split, count in (("train", 1), ("test", 40)):
+        for name in ("cat", "dog"):
+            for number in range(count):
+                write_png(tmp_path / "pets" / split / name / f"{number}.png", picture(2, 2))
+    data = opened(tmp_path / "pets", tmp_path)
+    _, labels = everything(data, "test")
+    assert sorted(labels) == [0] * 40 + [1] * 40
+    assert 5 <= sum(labels[:20]) <= 15
+    (tmp_path / "pets").rename(tmp_path / "moved")  # the order follows from the names in the folder
+    assert opened(tmp_path / "moved", tmp_path).fingerprint == data.fingerprint
+
+
+def test_a_folder_in_the_folder_of_a_class_is_refused(folder, tmp_path):
+    write_png(folder / "train" / "cat" / "2023" / "1.png", picture())
+    message = f"{folder}/train/cat/2023: is a folder in the folder of a class. Replace it by its images"
+    assert refused(folder, tmp_path) == message
+
+
 def test_a_changed_file_is_noticed(folder, tmp_path):
     before = opened(folder, tmp_path)
     write_png(folder / "train" / "dog" / "1.png", picture())
@@ -247,6 +266,17 @@ def test_a_word_of_a_tfrecord_files_name_says_what_it_is_for(tmp_path):
     write_records(tmp_path / "r" / "train-test.tfrecord", records)
     message = "train-test.tfrecord: its name stands for training and for test data. Rename it"
     assert message in refused(tmp_path / "r", tmp_path)
+
+
+def test_validation_files_beside_test_files_are_not_test_data(tmp_path, caplog):
+    write_records(tmp_path / "r" / "x-train.tfrecord", [example(picture(), k) for k in range(2)])
+    write_records(tmp_path / "r" / "x-validation.tfrecord", [example(picture(), 0) for _ in range(3)])
+    assert opened(tmp_path / "r", tmp_path).test_examples == 3
+    assert not caplog.messages
+    write_records(tmp_path / "r" / "x-test.tfrecord", [example(picture(), 1)])
+    assert opened(tmp_path / "r", tmp_path).test_examples == 1
+    line = f"{tmp_path}/r: the test data are the files of 'test'; not used: x-validation.tfrecord"
+    assert caplog.messages == [line]
 
 
 def test_other_splits_of_the_same_examples_are_other_data(tmp_path):
