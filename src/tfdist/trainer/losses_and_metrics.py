@@ -1,6 +1,7 @@
 """Make the loss and the metrics that a config names, and find what a loss compares."""
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ _NO_METRICS = ("Accuracy", "Mean", "MeanMetricWrapper", "MeanTensor", "Sum")
 # They take the model's outputs for probabilities, and have no from_logits.
 _NEED_PROBABILITIES = ("KLDivergence", "Poisson", "Dice", "Tversky", "CategoricalGeneralizedCrossEntropy")
 _NEED_A_THRESHOLD = ("BinaryAccuracy", "BinaryIoU")
+_COMPARE_WITH_THRESHOLD = ("F1Score", "FBetaScore")  # if they are given one
 # They compare class numbers, although their names do not begin with "Sparse".
 _TAKE_CLASS_NUMBERS = ("IoU", "MeanIoU")
 
@@ -86,15 +88,19 @@ def _called(place: str, named: Any, arguments: dict[str, Any]) -> Any:
 def _for_outputs(place: str, kind: type, arguments: dict[str, Any], outputs: Outputs) -> dict[str, Any]:
     """Return the arguments with from_logits as the outputs need it; raise if kind and outputs do not fit."""
     parameters = parameters_of(kind)
+    remedy = "End the model in a softmax, or take another one"
+    if kind.__name__ == "AUC" and outputs == "logits" and not arguments.get("multi_label"):
+        # Keras would take a sigmoid of each logit, and compare the results for all classes with each other.
+        raise ConfigError(place, "needs probabilities, but the model returns logits", remedy=remedy)
     if "from_logits" not in parameters:
         has_thresholds = not parameters.keys().isdisjoint(("thresholds", "num_thresholds"))
         needs_threshold = has_thresholds or kind.__name__ in _NEED_A_THRESHOLD
         is_free = not arguments.keys().isdisjoint(("thresholds", "threshold", "top_k"))
         needs = kind.__name__ in _NEED_PROBABILITIES or (needs_threshold and not is_free)
+        needs = needs or (kind.__name__ in _COMPARE_WITH_THRESHOLD and arguments.get("threshold") is not None)
         if needs and outputs == "logits":
-            remedy = "End the model in a softmax, or take another one"
             raise ConfigError(place, "needs probabilities, but the model returns logits", remedy=remedy)
-        return arguments
+        return _with_classes_of_scores(parameters, arguments)
     if "from_logits" not in arguments:
         if outputs == "unknown":
             problem = "does not know the model's outputs: from 0 to 1, they may be logits or probabilities"
@@ -105,6 +111,11 @@ def _for_outputs(place: str, kind: type, arguments: dict[str, Any], outputs: Out
         problem = f"from_logits is {str(arguments['from_logits']).lower()}, but the model returns {outputs}"
         raise ConfigError(place, problem, remedy="Leave from_logits out: tfdist sets it")
     return arguments
+
+
+def _with_classes_of_scores(parameters: Collection[str], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments for the scores of all classes, where a metric would take them for class numbers."""
+    return {"sparse_y_pred": False, **arguments} if "sparse_y_pred" in parameters else arguments
 
 
 def _check_labels(place: str, kind: type, *, one_hot: bool) -> None:
