@@ -173,9 +173,9 @@ class Callbacks:
         """Return the arrays that the callbacks keep, by names for a checkpoint."""
         return weights_of(self._callbacks)
 
-    def continue_logs(self, epoch: int) -> None:
-        """Make CSVLoggers continue their files with an epoch."""
-        continue_logs(self._callbacks, self._model, epoch)
+    def continue_logs(self, facts: CallbackFacts) -> None:
+        """Make CSVLoggers continue their files as they were at a checkpoint."""
+        continue_logs(self._callbacks, self._model, facts.states)
 
     def restore(self, facts: CallbackFacts, arrays: Mapping[str, Any], step: int) -> None:
         """Set the states of the callbacks at a step; a learning rate that the config has changed is kept."""

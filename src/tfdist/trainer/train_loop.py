@@ -179,8 +179,7 @@ class Run:
         has_more = self.step < self.total or self._checkpoint_manager.is_pending
         if self._callbacks is not None and has_more and not self._checkpoint_manager.has_ended:
             if read is not None and self._context.is_chief:
-                begun = self.step - 1 if self._checkpoint_manager.is_pending else self.step
-                self._callbacks.continue_logs(begun // self._per_epoch)
+                self._callbacks.continue_logs(read[0])
             self._callbacks.begin()
             self._restore(state, read)  # what that has changed, as if there had been no stop
 

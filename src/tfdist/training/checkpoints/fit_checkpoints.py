@@ -247,7 +247,7 @@ class FitCheckpoints(FitHooks):
         facts = self._resumed.facts
         is_finished = facts.is_stopped or facts.place.epoch >= epochs
         if self._is_chief:
-            continue_logs(self._callbacks, self._model, None if is_finished else facts.place.epoch)
+            continue_logs(self._callbacks, self._model, [] if is_finished else facts.callbacks)
         calls.on_train_begin()
         history = self._model.history
         history.epoch = list(facts.epochs)

@@ -1,7 +1,7 @@
 """Keep the states of callbacks over a restart of the process, by their plain attributes."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,11 +31,13 @@ class CallbackState(msgspec.Struct):
         kind: The class, and the value that it watches; empty in a checkpoint of an earlier tfdist.
         values: Its attributes as plain values.
         own: What its get_state() returns; None if it has none.
+        size: The bytes of a CSVLogger's file; None if it has none.
     """
 
     kind: str = ""
     values: dict[str, Any] = {}
     own: dict[str, Any] | None = None
+    size: int | None = None
 
 
 def check_callbacks(callbacks: Sequence[Any], model: Any) -> None:
@@ -67,7 +69,7 @@ def states_of(callbacks: Sequence[Any], model: Any) -> list[CallbackState]:
             state and {name: as_plain(value, f"the state of {kind}, {name}") for name, value in state.items()}
             for state in both
         )
-        states.append(CallbackState(kind, values or {}, own))
+        states.append(CallbackState(kind, values or {}, own, _size_of_log(callback, model)))
     return states
 
 
@@ -89,15 +91,10 @@ def load_states(
     A callback that the run did not have before begins without a state, and one that it has no longer is left
     out.
     """
-    left = dict(enumerate(states))
     if any(not state.kind for state in states):
         _log.warning("the checkpoint does not tell whose states of callbacks it has: callbacks begin again")
-    for callback in callbacks:
-        kind = _kind(callback)
-        place = next((place for place, state in left.items() if state.kind == kind), None)
-        if place is None:
-            continue
-        state = left.pop(place)
+    for callback, place in _with_states(callbacks, states):
+        state = states[place]
         values = {name: from_plain(value) for name, value in state.values.items()}
         if _has_own_state(callback):  # which earlier versions have kept in place of the attributes
             callback.set_state(values if state.own is None else from_plain(state.own))
@@ -107,6 +104,17 @@ def load_states(
         mine = [np.asarray(value) for name, value in weights.items() if name.split("/")[1] == str(place)]
         if mine and _is_early_stopping(callback):
             setattr(callback, _WEIGHTS, mine)
+
+
+def _with_states(callbacks: Sequence[Any], states: Sequence[CallbackState]) -> Iterator[tuple[Any, int]]:
+    """Yield each callback that has a state, with the place of it: the first of its kind that is left."""
+    left = dict(enumerate(states))
+    for callback in callbacks:
+        kind = _kind(callback)
+        place = next((place for place, state in left.items() if state.kind == kind), None)
+        if place is not None:
+            del left[place]
+            yield callback, place
 
 
 def _kind(callback: Any) -> str:
@@ -153,31 +161,32 @@ def _classes(model: Any, names: Sequence[str]) -> list[Any]:
     return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
-def continue_logs(callbacks: Sequence[Any], model: Any, epoch: int | None) -> None:
-    """Make CSVLoggers append to their files, without the last rows if they are of this epoch or later."""
-    kind = keras_of(model).callbacks.CSVLogger
+def continue_logs(callbacks: Sequence[Any], model: Any, states: Sequence[CallbackState]) -> None:
+    """Make CSVLoggers append to their files, of which each keeps what it had when the states were noted.
+
+    Later rows are of epochs that are trained again.
+    """
     for callback in callbacks:
-        if isinstance(callback, kind):
+        if _is_csv_logger(callback, model):
             callback.append = True
-            if epoch is not None:
-                _drop_last_rows(callback.filename, epoch, callback.sep)
+    for callback, place in _with_states(callbacks, states):
+        noted, size = states[place].size, _size_of_log(callback, model)
+        if noted is not None and size is not None and noted < size:
+            with tf.io.gfile.GFile(callback.filename, "rb") as file:
+                kept = file.read(noted)
+            with tf.io.gfile.GFile(callback.filename, "wb") as file:
+                file.write(kept)
 
 
-def _drop_last_rows(path: str, epoch: int, separator: str) -> None:
-    if not tf.io.gfile.exists(path):
-        return
-    with tf.io.gfile.GFile(path) as file:
-        lines = file.read().splitlines(keepends=True)
-    kept = list(lines)
-    while kept and _is_of_epoch(kept[-1].partition(separator)[0], epoch):
-        kept.pop()
-    if kept != lines:
-        with tf.io.gfile.GFile(path, "w") as file:
-            file.write("".join(kept))
+def _size_of_log(callback: Any, model: Any) -> int | None:
+    """Return the bytes of a CSVLogger's file; None if it has none, or if it is no CSVLogger."""
+    if not _is_csv_logger(callback, model) or not tf.io.gfile.exists(callback.filename):
+        return None
+    return int(tf.io.gfile.stat(callback.filename).length)
 
 
-def _is_of_epoch(text: str, epoch: int) -> bool:
-    return text.strip().isdecimal() and int(text) >= epoch
+def _is_csv_logger(callback: Any, model: Any) -> bool:
+    return isinstance(callback, keras_of(model).callbacks.CSVLogger)
 
 
 def _is_early_stopping(callback: Any) -> bool:

@@ -248,6 +248,20 @@ def test_a_csv_file_has_each_epoch_once(tmp_path):
     assert (tmp_path / "b.csv").read_text() == (tmp_path / "a.csv").read_text()
 
 
+def test_a_csv_file_keeps_the_rows_of_earlier_trainings(tmp_path):
+    def log(name):
+        (tmp_path / name).exists() or (tmp_path / name).write_text("epoch,loss\n0,3.5\n1,2.5\n")
+        return keras.callbacks.CSVLogger(str(tmp_path / name), append=True)
+
+    _run(tmp_path / "a", DATA["reshuffled"](), log("a.csv"), every=2)
+    killed = log("b.csv")
+    with pytest.raises(Killed):  # in the first epoch
+        _run(tmp_path / "b", DATA["reshuffled"](), killed, act=_kill, at=3, every=2)
+    killed.csv_file.close()
+    _run(tmp_path / "b", DATA["reshuffled"](), log("b.csv"), every=2)
+    assert (tmp_path / "b.csv").read_text() == (tmp_path / "a.csv").read_text()
+
+
 def test_a_call_again_continues_the_learning_rate_that_callbacks_have_left(tmp_path):
     def slower():
         return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
