@@ -1,4 +1,4 @@
-"""Load TensorFlow, and prepare data by it, without its notes, which no variable silences since 2.20."""
+"""Load TensorFlow without its notes, which no variable silences since 2.20."""
 
 import contextlib
 import logging
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from tfdist._utils.redirected_output import redirected
 from tfdist.launcher.share_cores_and_gpus import own_gpus
 from tfdist.launcher.task_logs import NotesForLogs
-from tfdist.trainer.config import Settings
 
 _log = logging.getLogger("tfdist")
 _LEVELS_OF_ERRORS = ("2", "3")  # of TF_CPP_MIN_LOG_LEVEL: who asks for more gets the notes too
@@ -60,14 +59,3 @@ def _filter(readable: int, writable: int) -> None:
             out.write(NotesForLogs(is_live=False, verbosity=0).without(text, "").encode())
     finally:
         os._exit(0)
-
-
-def prepare_data(settings: Settings) -> None:
-    """Prepare the data, unless that was done before: in a private network, tasks cannot download."""
-    from tfdist.datasets.open_data import DataRequest
-
-    request = DataRequest(**settings.config.data.wanted())
-    if request.needs_tensorflow:
-        _log.info("preparing the data set '%s'", request.name)  # this takes seconds, or minutes
-        load_tensorflow_quietly()
-    request.open()

@@ -17,11 +17,11 @@ import msgspec
 from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.readable_text import beside
 from tfdist.cli._flags_from_signature import Changes, ConfigFile, Flag, run
-from tfdist.diagnostics.doctor.check_addresses_and_reachability import describe, find_cluster
 from tfdist.diagnostics.doctor.check_cluster import check_cluster
 from tfdist.diagnostics.doctor.check_machine import check_machine
 from tfdist.diagnostics.doctor.check_run import check_run, try_parts
 from tfdist.diagnostics.doctor.check_software import check_software
+from tfdist.diagnostics.doctor.find_and_describe_cluster import describe, find_cluster
 from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
 from tfdist.diagnostics.doctor.parts_of_run_records import Part, Plan
 from tfdist.errors import ConfigError, StorageError

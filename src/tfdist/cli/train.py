@@ -30,8 +30,9 @@ from tfdist.cli._flags_from_signature import (
     check_utf_8,
     run,
 )
-from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly, prepare_data
+from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.cli._plan_text import plan_text
+from tfdist.cli._prepare_data import prepare_data
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError

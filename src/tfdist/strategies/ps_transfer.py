@@ -21,9 +21,9 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.calls_between_tasks import call, call_each, token
 from tfdist.errors import TaskLost
 from tfdist.strategies.plan_buckets import BucketBytes, plan_buckets, plan_from_last
-from tfdist.transport.array_messages import Manifest
 from tfdist.transport.listen_and_call import ConnectError
 from tfdist.transport.worker_and_ps_ends import named, written_addresses
+from tfdist.transport.worker_and_ps_messages import Manifest
 
 _SECONDS_TO_ANSWER = 60.0  # a worker gives a connection to a server up before
 _ASKED_AT_ONCE = 32  # workers that connect to one server: half of those that it has a place for

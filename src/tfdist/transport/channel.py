@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist._utils.profiler_span import EXCHANGE, WAITING, span
-from tfdist.transport.array_messages import (
+from tfdist.transport.authentication import Connection
+from tfdist.transport.listen_and_call import ExchangeError
+from tfdist.transport.shared_memory import SharedBuffers
+from tfdist.transport.worker_and_ps_messages import (
     FORGET,
     IN_SHARED_MEMORY,
     WITH_MANIFEST,
@@ -24,9 +27,6 @@ from tfdist.transport.array_messages import (
     MessageCodec,
     read_manifest_sent,
 )
-from tfdist.transport.authentication import Connection
-from tfdist.transport.listen_and_call import ExchangeError
-from tfdist.transport.shared_memory import SharedBuffers
 
 _HEADER = struct.Struct("!4s8sQBQQQ")
 _MARK = b"tfdi"

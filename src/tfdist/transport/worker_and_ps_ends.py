@@ -26,12 +26,12 @@ from tfdist.coordination.calls_between_tasks import register
 from tfdist.coordination.grpc_health_probe import SILENCE_LIMIT, ServerSilence, answers, reason_of
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.errors import ConfigError, TaskLost
-from tfdist.transport.array_messages import Manifest, read_manifest
 from tfdist.transport.authentication import Connection, Proofs, find_secret
 from tfdist.transport.channel import Channel, GivenUp, WhyLost, broken
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, Listener, call, read_exactly
 from tfdist.transport.shared_memory import SharedBuffers, share_memory
 from tfdist.transport.tls import check_tls
+from tfdist.transport.worker_and_ps_messages import Manifest, read_manifest
 
 _SECONDS_TO_CONNECT = 15.0
 # After the heartbeat timeout; by then the chief has given the steps of a silent worker to others.

@@ -17,7 +17,7 @@ print("after", file=sys.stderr, flush=True)
 """
 _LOAD = "_load_tensorflow_quietly.load_tensorflow_quietly(); import tensorflow"
 _OPEN = """
-from tfdist.cli._load_tensorflow_quietly import prepare_data
+from tfdist.cli._prepare_data import prepare_data
 from tfdist.errors import DataError
 from tfdist.trainer.config import read_config
 for name in ("/no/data", os.environ["FAKES"]):

@@ -84,7 +84,7 @@ def test_a_launch_ends_with_what_its_events_have(tmp_path, monkeypatch, capsys):
         record(EpochEnded(epoch=0, epochs=1, logs=logs))
     launch._print_results(folder, 62.0)
     assert capsys.readouterr().out.splitlines() == [
-        "result         loss 0.25, accuracy 0.75, val_accuracy 0.5",
+        "result         loss 0.25, accuracy 0.75, val_accuracy 0.5, val_loss NaN or infinite",
         "time           1 min 2 s",
         "logs           runs/x/logs",
         "report         runs/x/report.html",

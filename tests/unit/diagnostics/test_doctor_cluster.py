@@ -15,10 +15,9 @@ from tfdist.coordination.background_threads import each_in_time
 from tfdist.diagnostics.doctor.check_addresses_and_reachability import (
     check_access,
     check_addresses,
-    describe,
-    find_cluster,
     reach_all,
 )
+from tfdist.diagnostics.doctor.find_and_describe_cluster import describe, find_cluster
 from tfdist.diagnostics.doctor.look_up_and_connect import (
     is_local,
     look_up,

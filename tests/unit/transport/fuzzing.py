@@ -37,12 +37,12 @@ from tfdist.diagnostics.doctor.protocol import (
     ends_of,
     proofs_of,
 )
-from tfdist.transport.array_messages import Manifest
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ExchangeError, call
 from tfdist.transport.tls import TlsConnection
 from tfdist.transport.unproven_callers import GREETING, NONCE_BYTES
 from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, written_addresses
+from tfdist.transport.worker_and_ps_messages import Manifest
 
 SECRET = b"the secret of a cluster"
 _GREETED = len(GREETING) + NONCE_BYTES

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 
-from tfdist._utils.read_yaml_and_json import read_yaml
 from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import each_in_time
@@ -21,8 +20,6 @@ from tfdist.diagnostics.doctor.look_up_and_connect import (
     own_addresses,
     reach,
 )
-from tfdist.errors import ConfigError
-from tfdist.trainer.config import Settings
 
 _SECONDS_TO_REACH = 10.0
 _MOST_LISTED = 3
@@ -30,37 +27,6 @@ _FIREWALL = (
     "Start that host, or let the firewalls and security groups between the two hosts pass TCP to the port"
 )
 _find = Findings(CLUSTER)
-
-
-def find_cluster(
-    settings: Settings | None, task: str | None, environ: Mapping[str, str] = os.environ
-) -> ClusterConfig:
-    """Return the cluster of a config and of the scheduler's variables, or of the latter alone.
-
-    Raises:
-        ConfigError: They are wrong, or contradict each other.
-    """
-    if settings is not None:
-        return settings.find_cluster(task=task, environ=environ)
-    if task is not None and not ClusterConfig.from_environment(environ=environ):
-        problem = "names a task, but there is no cluster"
-        raise ConfigError("--task", problem, remedy="Name a file by --config, or set TF_CONFIG")
-    nothing = read_yaml(b"cluster: {}", "the environment").part("cluster")
-    return ClusterConfig.from_section(nothing, task=task, environ=environ)
-
-
-def describe(cluster: ClusterConfig) -> Finding:
-    """Return the finding that says which tasks there are, and which is this one."""
-    if not cluster:
-        return _find.ok("tasks", "no cluster: this is one process")
-    sizes = {task.type: cluster.size(task.type) for task in cluster.tasks()}
-    found = f"{' + '.join(f'{size} {role}' for role, size in sizes.items())}, from {cluster.source.at()}"
-    if cluster.is_on_ports_of_ours:
-        return _find.ok("tasks", f"{found}; the launcher starts them on this machine, on free ports")
-    if cluster.task is None:
-        remedy = "Add --task, such as --task worker:0, to check this host's own address and port"
-        return _find.warning("tasks", f"{found}; nothing says which of them this host runs", remedy)
-    return _find.ok("tasks", f"{found}; this is {cluster.with_address(cluster.task)}")
 
 
 def check_addresses(cluster: ClusterConfig) -> Iterator[Finding]:

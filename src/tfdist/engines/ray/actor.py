@@ -16,7 +16,7 @@ import ray
 from tfdist.cluster.addresses_and_free_ports import LocalPorts, is_free
 from tfdist.engines.job_description import PYTHON
 from tfdist.engines.ray import task_process
-from tfdist.engines.ray.tasks_and_resources import FILES
+from tfdist.engines.ray.launch_plan import FILES
 from tfdist.launcher.environment import default_variables, inherited_variables
 from tfdist.launcher.send_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.share_cores_and_gpus import Cores

@@ -16,7 +16,7 @@ from tfdist._utils.new_run_folder import claimed_run_folder
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.engines.job_description import PYTHON, train_command
-from tfdist.engines.ray.tasks_and_resources import FILES, Work
+from tfdist.engines.ray.launch_plan import FILES, LaunchPlan
 from tfdist.errors import ConfigError, TfdistError, did_you_mean, shown
 from tfdist.launcher.launch_tasks import check_alone
 from tfdist.launcher.notebook import EVERY_TASK, pickled
@@ -88,18 +88,18 @@ def launch(
     wanted = _wanted_place(run_dir, is_config=isinstance(config_or_function, str | os.PathLike))
     with claimed_run_folder("ray") if wanted is None else contextlib.nullcontext(wanted) as place:
         run = RunFolder.at(place.absolute() if isinstance(place, Path) else place)
-        work = _work_of(config_or_function, args, roles, alone, changes, run)
+        plan = _plan_of(config_or_function, args, roles, alone, changes, run)
         asked = {"resources": resources, "placement": placement, "max_failures": max_failures}
         given = {name: value for name, value in asked.items() if value is not None}
-        section = msgspec.structs.replace(work.section, **given)
-        check_resources(section.resources, work.counts, "resources")
+        section = msgspec.structs.replace(plan.section, **given)
+        check_resources(section.resources, plan.counts, "resources")
         variables = dict(env or {})
-        work = replace(work, section=section, variables=variables, grace=grace)
+        plan = replace(plan, section=section, variables=variables, grace=grace)
         if start_timeout is not None:
-            work = replace(work, start_timeout=start_timeout)
+            plan = replace(plan, start_timeout=start_timeout)
         if not ray.is_initialized():
             ray.init()
-        cluster = RayCluster(work)
+        cluster = RayCluster(plan)
         cluster.run()
         return _result(config_or_function, cluster, run)
 
@@ -135,14 +135,14 @@ def check_resources(resources: Mapping[str, Mapping[str, float]], roles: Collect
             raise ConfigError(f"{where}: {role}", problem, remedy="Ask for a part of a core: {CPU: 0.1}")
 
 
-def _work_of(
+def _plan_of(
     what: str | os.PathLike[str] | Callable[..., Any] | Sequence[str],
     args: Sequence[Any],
     roles: Mapping[str, int] | None,
     alone: Collection[str],
     changes: Sequence[str],
     run: RunFolder,
-) -> Work:
+) -> LaunchPlan:
     is_config = isinstance(what, str | os.PathLike)
     alone = (alone,) if isinstance(alone, str) else tuple(alone)
     for name, value, is_right in (
@@ -154,23 +154,23 @@ def _work_of(
             problem = "is for a config" if name == "changes" else "is for a function"
             raise ConfigError(name, problem, remedy="Leave it out")
     if isinstance(what, str | os.PathLike):
-        return _work_of_config(Path(what), roles, changes, run)
+        return _plan_of_config(Path(what), roles, changes, run)
     cluster = ClusterConfig.local(**_local_sizes(roles))
     check_alone(cluster, alone)
     common: dict[str, Any] = {"counts": cluster.counts, "run_dir": run.root, "alone": alone}
     if callable(what):
         command = (PYTHON, "-m", "tfdist.launcher.notebook", *_files(_CALL, _RESULT), EVERY_TASK)
         files = {_CALL: pickled(what, args, "launch")}
-        return Work(command=command, files=files, results=_files(_RESULT), **common)
+        return LaunchPlan(command=command, files=files, results=_files(_RESULT), **common)
     if not isinstance(what, Sequence) or not what or not all(isinstance(word, str) for word in what):
         expected = "the path of a config, a function, or the words of a command"
         raise ConfigError("launch", expected=expected, received=shown(what))
-    return Work(command=tuple(what), **common)
+    return LaunchPlan(command=tuple(what), **common)
 
 
-def _work_of_config(
+def _plan_of_config(
     path: Path, roles: Mapping[str, int] | None, changes: Sequence[str], run: RunFolder
-) -> Work:
+) -> LaunchPlan:
     if roles is not None:
         changes = [*changes, f"cluster={json.dumps(dict(roles))}"]
     settings = read_config(path, changes)
@@ -179,7 +179,7 @@ def _work_of_config(
         problem = "is for tasks that others start: on Ray a lost one is started again, as max_failures says"
         raise ConfigError(f"{settings.path}: elastic", problem, remedy="Leave it out")
     [config] = _files(path.name)
-    return Work(
+    return LaunchPlan(
         command=train_command(config, run.place, changes),
         counts=cluster.counts or {"worker": 1},
         run_dir=run.root,

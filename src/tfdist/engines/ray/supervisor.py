@@ -23,7 +23,7 @@ from tfdist._utils.check_and_expand_paths import current_folder
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
-from tfdist.engines.ray.tasks_and_resources import Work
+from tfdist.engines.ray.launch_plan import LaunchPlan
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError, one_line
 from tfdist.launcher.environment import SECRET, START
 from tfdist.launcher.launch_tasks import signals_to
@@ -56,9 +56,9 @@ class _Member:
 class RayCluster:
     """The tasks of a cluster, each in an actor of Ray."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        tasks = [Task(role, i) for role in sorted(work.counts) for i in range(work.counts[role])]
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        tasks = [Task(role, i) for role in sorted(plan.counts) for i in range(plan.counts[role])]
         self._members = {str(task): _Member(task, index) for index, task in enumerate(tasks)}
         # The addresses are not known yet.
         cluster = ClusterConfig.of_addresses({task: f"localhost:{i}" for i, task in enumerate(tasks, 1)})
@@ -67,10 +67,10 @@ class RayCluster:
             lead=str(cluster.lead),
             servers=[str(task) for task in tasks if cluster.with_task(*task).serves],
             evaluators=[str(task) for task in tasks if task.type == "evaluator"],
-            alone=[str(task) for task in tasks if task.type in work.alone],
-            restarts=work.section.max_failures,
-            grace=work.grace + _SECONDS_TO_KILL,  # the task's own process kills it after its grace
-            linger=work.linger,
+            alone=[str(task) for task in tasks if task.type in plan.alone],
+            restarts=plan.section.max_failures,
+            grace=plan.grace + _SECONDS_TO_KILL,  # the task's own process kills it after its grace
+            linger=plan.linger,
             lost=LOST,
             terminate=self._terminate,
         )
@@ -115,12 +115,12 @@ class RayCluster:
     @contextlib.contextmanager
     def _placed(self) -> Iterator[None]:
         """Reserve the resources of all tasks."""
-        bundles = [self._work.bundle(member.task.type) for member in self._members.values()]
-        placement = self._work.section.placement
+        bundles = [self._plan.bundle(member.task.type) for member in self._members.values()]
+        placement = self._plan.section.placement
         self._group = placement_group(bundles, strategy=placement)
         try:
-            deadline = time.monotonic() + self._work.start_timeout
-            while not self._group.wait(min(_SECONDS_BETWEEN_HINTS, self._work.start_timeout)):
+            deadline = time.monotonic() + self._plan.start_timeout
+            while not self._group.wait(min(_SECONDS_BETWEEN_HINTS, self._plan.start_timeout)):
                 needed = " + ".join(_shown(bundle) for bundle in bundles)
                 problem = f"the tasks need {needed} ({placement}), the cluster has {_available()}"
                 if time.monotonic() > deadline:
@@ -132,7 +132,7 @@ class RayCluster:
             remove_placement_group(self._group)
 
     def _new_actor(self, member: _Member) -> None:
-        amounts = self._work.bundle(member.task.type)
+        amounts = self._plan.bundle(member.task.type)
         cpus, gpus, memory = amounts.pop("CPU", 0.0), amounts.pop("GPU", 0.0), amounts.pop("memory", None)
         make = ray.remote(TaskActor).options(
             num_cpus=cpus,
@@ -145,7 +145,7 @@ class RayCluster:
             ),
         )
         port = member.address[1] if member.address else None
-        member.actor = make.remote(port, self._work.grace + _SECONDS_TO_KILL)
+        member.actor = make.remote(port, self._plan.grace + _SECONDS_TO_KILL)
 
     def _drop_actor(self, member: _Member) -> None:
         if member.actor is not None:
@@ -205,22 +205,22 @@ class RayCluster:
 
     def _start(self, member: _Member) -> None:
         variables = {
-            **self._work.variables,
+            **self._plan.variables,
             "TF_CONFIG": self._cluster.tf_config_json(*member.task),
             SECRET: self._secret,
             START: self._mark,
         }
         start = Start(
-            command=self._work.command,
-            files=self._work.files,
-            results=self._work.results,
+            command=self._plan.command,
+            files=self._plan.files,
+            results=self._plan.results,
             variables=variables,
             hosts=self._hosts(),
             # Empty if it is gone: where nodes share a file system, each replaces the job's working_dir.
             folder=str(current_folder() or ""),
-            log=str(task_log_path(self._work.run_dir, member.task)),
-            threads=self._work.threads or max(1, int(self._work.bundle(member.task.type).get("CPU", 1))),
-            grace=self._work.grace,
+            log=str(task_log_path(self._plan.run_dir, member.task)),
+            threads=self._plan.threads or max(1, int(self._plan.bundle(member.task.type).get("CPU", 1))),
+            grace=self._plan.grace,
             is_lead=member.task == self._lead,
         )
         self._policy.note_start(str(member.task))
@@ -339,7 +339,7 @@ class RayCluster:
             return
         member, status = self._failed
         lines = " | ".join(line.strip() for line in member.last_lines)
-        log = task_log_path(self._work.run_dir, member.task)
+        log = task_log_path(self._plan.run_dir, member.task)
         problem = f"ended with {_status(status)}; its last lines: {lines or 'none'}"
         kind = {2: ConfigError, LOST: TaskLost}.get(status, TaskLost if status < 0 else TfdistError)
         raise kind(str(member), problem, remedy=f"Its log is {log} on that node")

@@ -36,7 +36,7 @@ def main(run_dir: Path, plan: Plan) -> None:
     print(f"tfdist: {addresses} must be closed to others: see docs/security.md", flush=True)
     launch(
         cluster,
-        [sys.executable, "-m", "tfdist.engines.ssh.hold_connection"],
+        [sys.executable, "-m", "tfdist.engines.ssh.task_over_connection"],
         run_dir=run_dir,
         env={PLAN: str(path)},
         network_isolation="never",

@@ -111,7 +111,7 @@ def test_a_run_in_an_object_store_has_its_report_there(tmp_path, monkeypatch):
     _, _, arguments = launched(Ray().render(at_address, {}), monkeypatch)
     assert arguments["run_dir"] == "gs://b/runs/x-7"
     run = RunFolder.at(arguments["run_dir"])
-    work = launch_on_ray._work_of(tmp_path / "c.yaml", (), None, (), (), run)
+    work = launch_on_ray._plan_of(tmp_path / "c.yaml", (), None, (), (), run)
     assert work.command[-2:] == ("--run_dir", "gs://b/runs/x-7")
     assert work.results == ()  # none that a task leaves on its node
     asked = []
@@ -252,11 +252,11 @@ def test_a_mistake_in_an_argument_is_one_line(tmp_path, monkeypatch, what, argum
     Path("elastic.yaml").write_text("cluster: {worker: 2}\nelastic: {}\n")
     defaults = {"args": (), "roles": None, "alone": (), "changes": (), "run": RUN}
     with pytest.raises(ConfigError, match=message):
-        launch_on_ray._work_of(what, **{**defaults, **arguments})
+        launch_on_ray._plan_of(what, **{**defaults, **arguments})
 
 
 def test_one_role_may_start_alone():
-    work = launch_on_ray._work_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), RUN)
+    work = launch_on_ray._plan_of(["true"], (), {"worker": 2, "ps": 1}, "worker", (), RUN)
     assert work.alone == ("worker",)
 
 
@@ -297,11 +297,11 @@ def test_the_python_of_the_pages_compiles(page):
 def test_a_config_may_say_how_long_to_wait_for_resources(tmp_path, text, seconds):
     path = tmp_path / "c.yaml"
     path.write_text(f"{text}\n")
-    made = launch_on_ray._work_of_config(path, None, (), RunFolder.at(str(tmp_path / "run")))
+    made = launch_on_ray._plan_of_config(path, None, (), RunFolder.at(str(tmp_path / "run")))
     assert made.start_timeout == seconds
 
 
 def test_a_config_may_say_how_many_threads_a_task_has(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("launch: {threads: 3}\n")
-    assert launch_on_ray._work_of_config(path, None, (), RunFolder.at(str(tmp_path / "run"))).threads == 3
+    assert launch_on_ray._plan_of_config(path, None, (), RunFolder.at(str(tmp_path / "run"))).threads == 3

@@ -9,7 +9,7 @@ from tfdist._utils.nested_optimizers import without_loss_scale
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
-from tfdist.training.keras.losses_and_metrics.keras2_masks import masks_of_whole_batch
+from tfdist.training.keras.losses_and_metrics.keras2_masked_loss_divisors import masks_of_whole_batch
 from tfdist.training.keras.model_checks import reductions, uses_xla
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused_keras_2
 from tfdist.training.keras.rng import GraphSeed

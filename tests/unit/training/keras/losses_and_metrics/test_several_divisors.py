@@ -15,7 +15,7 @@ from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
 pytestmark = [
-    pytest.mark.skipif(keras.__version__ < "3", reason="test_keras2_masks.py has Keras 2"),
+    pytest.mark.skipif(keras.__version__ < "3", reason="test_keras2_masked_loss_divisors.py has Keras 2"),
     pytest.mark.usefixtures("in_float64"),
 ]
 COUNT = 13  # in batches of 4: the last leaves a replica without any

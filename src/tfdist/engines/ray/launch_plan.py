@@ -1,4 +1,4 @@
-"""Describe the tasks of a launch on Ray: their command, their files, and what they need."""
+"""Describe a launch on Ray: the command of its tasks, their files, and what they need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ FILES = "{files}"  # in a word of the command: the folder of the files that the 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """The command of the tasks, and where they run.
+class LaunchPlan:
+    """The command of the tasks of a launch, and where they run.
 
     Attributes:
         command: The words of the command of every task.
