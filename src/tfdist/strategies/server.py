@@ -15,7 +15,7 @@ from tfdist.coordination.background_threads import end_process
 from tfdist.coordination.cluster_traffic import reporting_traffic
 from tfdist.coordination.end_announcements import announce_termination, is_shutdown_told, was_dismissed
 from tfdist.coordination.end_stalled_workers import let_chief_end_this_worker
-from tfdist.coordination.grpc_health_probe import answers
+from tfdist.coordination.grpc_health_probe import SilenceClock, answers
 from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
@@ -138,8 +138,8 @@ def _tcp_transport(cluster: ClusterConfig, heartbeat_timeout: float) -> Iterator
 
 def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, gives_up_first: bool) -> None:
     chief = cluster.address(("chief", 0))
-    last_seen, refusals, told_at = time.monotonic(), 0, float("inf")
-    looked_at, patience = last_seen, timeout
+    silence, refusals, told_at = SilenceClock(), 0, float("inf")
+    looked_at, patience = time.monotonic(), timeout
     if gives_up_first:
         patience = max(timeout / 2, timeout - _MOST_LATER)
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too
@@ -151,14 +151,13 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
             return
         now = time.monotonic()
         refusals = refusals + 1 if answer is False else 0
-        if answer:
-            last_seen = now
+        silent_for = silence.after(answer)
         if notice.is_received and told_at > now:
             told_at = now
             announce_termination()
         if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
             return
-        if now - last_seen > patience:
+        if silent_for > patience:
             remedy = "It is stopped, or its machine cannot be reached"
             lost = TaskLost(f"chief at {chief}", f"has been silent for {patience:g} s", remedy=remedy)
             if gives_up_first:
@@ -210,4 +209,6 @@ def _start(cluster: ClusterConfig, config: Any) -> tf.distribute.Server:
             cluster.cluster_spec(), job_name=task_type, task_index=index, protocol="grpc", config=config
         )
     except tf.errors.OpError as error:
+        if "gRPC server" not in str(error):  # such as that of a GPU that is full
+            raise
         raise port_taken(str(cluster.task), cluster.address((task_type, index))) from error
