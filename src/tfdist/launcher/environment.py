@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tfdist._utils import stop_signals_from_environment
+from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.launcher.share_cores_and_gpus import Cores
 
@@ -29,6 +30,8 @@ _PYTHON_VARIABLES = {
     "PYTHONUNBUFFERED": "1",  # otherwise SIGKILL loses the last lines
     "PYTHONFAULTHANDLER": "1",  # the log of a crash in TensorFlow's C++ ends with Python's traceback
 }
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # of gRPC
+_NO_PROXY, _THIS_MACHINE = "no_grpc_proxy", ("127.0.0.1", "localhost", "::1")
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 _FLAGS_FOR_ONEDNN = {"avx2", "fma"}
 # Up to 2.14, oneDNN crashed or failed at products and convolutions in bfloat16 with AVX2 alone.
@@ -78,15 +81,29 @@ def inherited_variables(hosts: Iterable[str] = ()) -> dict[str, str]:
         hosts: The hosts that tasks reach without a proxy, besides this machine.
     """
     kept = {name: value for name, value in os.environ.items() if not _CLUSTER_VARIABLES.fullmatch(name)}
-    # With http_proxy set, TensorFlow's servers try to reach each other through the proxy, even on one
-    # machine. If no_grpc_proxy is set, gRPC does not read no_proxy, so no_grpc_proxy must contain both.
-    direct = [kept.get("no_grpc_proxy") or kept.get("no_proxy", ""), "127.0.0.1", "localhost", "::1", *hosts]
     signals = (
         {stop_signals_from_environment.VARIABLE: value}
         if (value := stop_signals_from_environment.variable_for_tasks())
         else {}
     )
-    return {**kept, **signals, "no_grpc_proxy": ",".join(filter(None, direct))}
+    return {**kept, **signals, _NO_PROXY: _hosts_without_proxy(hosts)}
+
+
+def reach_directly(cluster: ClusterConfig) -> None:
+    """Reach the hosts of a cluster without a proxy from now on; TensorFlow must not be connected yet."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        hosts = (split_address(cluster.address(task))[0] for task in cluster.tasks())
+        os.environ[_NO_PROXY] = _hosts_without_proxy(hosts)
+
+
+def _hosts_without_proxy(hosts: Iterable[str]) -> str:
+    """Return the value of no_grpc_proxy with some hosts more.
+
+    With http_proxy set, TensorFlow's servers try to reach each other through the proxy, even on one machine.
+    If no_grpc_proxy is set, gRPC does not read no_proxy, so no_grpc_proxy must contain both.
+    """
+    given = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy", "")
+    return ",".join(dict.fromkeys(filter(None, [*given.split(","), *_THIS_MACHINE, *hosts])))
 
 
 def enable_onednn() -> None:

@@ -20,7 +20,7 @@ from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, Preempted, TaskLost
-from tfdist.launcher.environment import LAUNCH
+from tfdist.launcher.environment import LAUNCH, reach_directly
 from tfdist.profiling.cluster_recording import offer_to_record
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
@@ -75,6 +75,7 @@ def serve(
     else:
         keep_memory()
     check_device(device, memory_growth=memory_growth)
+    reach_directly(cluster)
     offer_to_record(cluster)
     with reporting_traffic(cluster), _tcp_transport(cluster, heartbeat_timeout):
         let_chief_end_this_worker()

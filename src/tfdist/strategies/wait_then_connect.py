@@ -13,6 +13,7 @@ from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.rendezvous import hold_rendezvous, marks_of
 from tfdist.coordination.wait_for_tasks import await_servers
 from tfdist.errors import TaskLost, first_line
+from tfdist.launcher.environment import reach_directly
 from tfdist.launcher.send_reports import report_joined
 
 _FUNCTIONS_PER_TASK = 4  # more than training makes: most of its functions are in one task as a whole
@@ -36,6 +37,7 @@ def connecting(
         with contextlib.ExitStack() as stack:
             connects = training.task in training.tasks() and len(training.tasks()) > 1 and not is_connected()
             if connects:
+                reach_directly(cluster)
                 stack.enter_context(admitting_only_peers(cluster))
                 _await_all(where, training, shared, timeout)
                 stack.enter_context(servers_keep_state())
