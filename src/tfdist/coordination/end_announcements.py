@@ -54,9 +54,11 @@ class ServerTermination(TaskThreads):
                     with tf.device(server.cpu):
                         matches = tf.raw_ops.MatchingFiles(pattern=mark)
                     is_due = len(fetch(matches)) > 0
-                except tf.errors.OpError as error:  # the server is gone: the training itself notices that
+                except tf.errors.OpError as error:
+                    # The training itself notices a server that is gone. A connection may be cut in this
+                    # call alone.
                     _log.debug("%s cannot be asked: %s", server, error)
-                    return
+                    continue
                 if is_due:
                     _log.warning("%s was told to end: saving everything", server)
                     self.is_announced = True

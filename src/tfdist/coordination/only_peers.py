@@ -126,7 +126,11 @@ class _Guard:
         if time.monotonic() - self._looked_up_at > _SECONDS_BETWEEN_LOOKUPS and not self._is_looking_up:
             # In a thread: name servers that do not answer would delay the filter by seconds for each name.
             self._is_looking_up = True
-            threading.Thread(target=self._look_up, daemon=True).start()
+            try:
+                threading.Thread(target=self._look_up, daemon=True).start()
+            except RuntimeError as error:  # too many threads
+                self._is_looking_up = False
+                _log.warning("cannot look up the hosts of the cluster, trying again: %s", error)
         for found, own in own_sockets(self._concerns):
             if found.state == LISTENING:
                 _attach(own, self._admitted)

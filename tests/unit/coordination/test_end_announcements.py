@@ -39,3 +39,20 @@ def test_the_mark_is_found_where_it_is_left(monkeypatch, caplog):
             tf.io.gfile.remove(end_announcements._MARK)
     assert looking.is_announced
     assert "localhost:0 was told to end: saving everything" in caplog.text
+
+
+def test_an_error_of_one_call_does_not_end_the_questions(monkeypatch):
+    monkeypatch.setattr(end_announcements, "_SECONDS_BETWEEN_POLLS", 0.01)
+    answers = iter([tf.errors.UnavailableError(None, None, "Connection reset by peer"), ["a mark"]])
+
+    def answer(_):
+        if isinstance(answered := next(answers), Exception):
+            raise answered
+        return answered
+
+    monkeypatch.setattr(end_announcements, "fetch", answer)
+    with end_announcements.ServerTermination([Task("localhost", 0)]) as looking:
+        until = time.monotonic() + 30
+        while not looking.is_announced and time.monotonic() < until:
+            time.sleep(0.01)
+    assert looking.is_announced

@@ -186,3 +186,19 @@ def test_name_servers_that_do_not_answer_delay_no_filter(cluster, monkeypatch):
                 assert reaches(cluster, PEER)
     finally:
         answer.set()
+
+
+def test_a_look_up_that_finds_no_room_for_a_thread_is_made_later(monkeypatch):
+    cluster = ClusterConfig(worker=["127.0.0.1:1"]).with_task("worker", 0)
+    monkeypatch.setattr(only_peers, "_SECONDS_BETWEEN_LOOKUPS", -1.0)
+    guard, looked_up, start = only_peers._Guard(cluster, 1), threading.Event(), threading.Thread.start
+    monkeypatch.setattr(guard._hosts, "look_up", lambda: looked_up.set() or frozenset())
+
+    def no_room(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    guard.look()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    guard.look()
+    assert looked_up.wait(30)
