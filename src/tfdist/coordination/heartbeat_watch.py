@@ -12,16 +12,24 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.background_threads import TaskThreads, end_process
 from tfdist.coordination.find_and_break_connections import break_connections, peers_at
 from tfdist.coordination.grpc_health_probe import SECONDS_BETWEEN_CHECKS, SilenceClock, answers
-from tfdist.errors import TaskLost
+from tfdist.errors import ConfigError, TaskLost, shown
 from tfdist.launcher.send_reports import report_silent
 
 # If a process has ended, most of TensorFlow's calls to it fail within this time, with an error that says
 # more.
 _SECONDS_BEFORE_OWN_ERROR = 10.0
 _SECONDS_FOR_LAUNCHER = 10.0  # to kill a silent task; it cannot if the machine is cut off
+SHORTEST_TIMEOUT = 5.0
 _EVALUATOR = "evaluator"
 _continued_without: set[Task] = set()
 _log = logging.getLogger("tfdist")
+
+
+def check_heartbeat_timeout(where: str, timeout: object) -> None:
+    """Raise ConfigError unless a timeout that a script gives is a number of seconds, and long enough."""
+    if not (isinstance(timeout, (int, float)) and SHORTEST_TIMEOUT <= timeout < float("inf")):
+        expected = f"a number of seconds from {SHORTEST_TIMEOUT:g}"
+        raise ConfigError(f"{where}: heartbeat_timeout", expected=expected, received=shown(timeout))
 
 
 class Watcher(TaskThreads):

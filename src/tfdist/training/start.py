@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist._utils.new_run_folder import new_run_folder
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.heartbeat_watch import Watcher
+from tfdist.coordination.heartbeat_watch import Watcher, check_heartbeat_timeout
 from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
@@ -89,6 +89,7 @@ def start(
         return _started_with(wanted)
     print_own_errors_in_a_line()
     check_is_cluster("start", cluster)
+    check_heartbeat_timeout("start", heartbeat_timeout)
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:

@@ -11,6 +11,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination import heartbeat_watch
 from tfdist.coordination.grpc_health_probe import HTTP2_SETTINGS
 from tfdist.coordination.heartbeat_watch import Watcher
+from tfdist.errors import ConfigError
 
 # What a task does that waits in a call which never returns.
 WAITS = """
@@ -126,3 +127,9 @@ def test_a_task_without_files_breaks_the_connections_when_it_has_some(silent, mo
     assert set(asked) == {"worker:0"}
     assert heartbeat_watch.is_continued_without(Task("worker", 0))
     heartbeat_watch._continued_without.clear()
+
+
+@pytest.mark.parametrize("timeout", [None, "30", 4.9, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(timeout):
+    with pytest.raises(ConfigError, match="start: heartbeat_timeout: expected a number of seconds from 5"):
+        heartbeat_watch.check_heartbeat_timeout("start", timeout)
