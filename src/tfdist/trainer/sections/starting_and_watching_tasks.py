@@ -13,7 +13,12 @@ class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Set when a task of the cluster counts as lost."""
 
     heartbeat_timeout: Annotated[
-        float, doc("Seconds without an answer after which a task counts as lost.", ge=5)
+        float,
+        doc(
+            "Seconds without an answer after which a task counts as lost; among mirrored workers 10 at most,"
+            " which is TensorFlow's own limit.",
+            ge=5,
+        ),
     ] = 30.0
     stall_timeout: Annotated[
         Literal["auto", "off"] | Annotated[float, Meta(ge=SHORTEST_SECONDS)],
