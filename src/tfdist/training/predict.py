@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,15 @@ def predict(
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         size = None if is_keras_2(model) else size_of_shuffled(made)
         begins_again = size is not None and size == expected
-        batches = _predicted(model, data, Coordination(strategy), traces, begins_again=begins_again)
         stopping = Stopping(callbacks, model, strategy, "predicting")
+        batches = _predicted(
+            model,
+            data,
+            Coordination(strategy),
+            traces,
+            begins_again=begins_again,
+            are_own=stopping.is_within_epochs,
+        )
         parts = _collected(batches, model, calls, stopping, expected)
     if not parts:
         raise DataError("the data", "contain no batch")
@@ -172,9 +179,18 @@ def _end_batch(model: Any, calls: Any, parts: list[_Part], begun: int) -> None:
 
 
 def _predicted(
-    model: Any, data: tf.data.Dataset, cluster: Coordination, traces: Traces, *, begins_again: bool
+    model: Any,
+    data: tf.data.Dataset,
+    cluster: Coordination,
+    traces: Traces,
+    *,
+    begins_again: bool,
+    are_own: bool,
 ) -> Generator[_Part, None, None]:
-    """Yield the examples' numbers and outputs, in the order of arrival."""
+    """Yield the examples' numbers and outputs, in the order of arrival.
+
+    `are_own` tells whether callbacks of the user's own may write to variables between batches.
+    """
     is_own = has_own(model, "predict_step")
     check_states(model, cluster.strategy)
     dataset, spec = cluster.distribute(_numbered(data, cluster.strategy, whole=is_own))
@@ -185,9 +201,9 @@ def _predicted(
     step = _step(model, cluster, traces)
     key = ("predict_step", cluster.strategy, kinds(one), isinstance(dataset, ChiefData), is_endless(dataset))
     if cluster.coordinator is None:
-        settle_writes(cluster.strategy)
         run = traces.get(key, lambda: _in_step(cluster.strategy, step, spec, eagerly=model.run_eagerly))
-        return _predicted_in_step(run, dataset, begins_again=begins_again)
+        settle = functools.partial(settle_writes, cluster.strategy)
+        return _predicted_in_step(run, dataset, settle, begins_again=begins_again, are_own=are_own)
     execute = traces.get(key, lambda: graph_on_workers(_execution(step, one), dataset))
     return _predicted_by_workers(cluster.coordinated_runner(execute, dataset))
 
@@ -274,8 +290,14 @@ def _of_all_replicas(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     return from_collective_type(strategy.gather(value, axis=0), dtype)
 
 
-def _predicted_in_step(run: Any, dataset: Any, *, begins_again: bool) -> Generator[_Part, None, None]:
-    for batch in dataset:
+def _predicted_in_step(
+    run: Any, dataset: Any, settle: Callable[[], None], *, begins_again: bool, are_own: bool
+) -> Generator[_Part, None, None]:
+    """Yield what each batch has; call `settle` after what callbacks have written."""
+    settle()  # here and not where the generator is made: on_predict_begin comes between
+    for index, batch in enumerate(dataset):
+        if are_own and index:
+            settle()
         numbers, values = run(batch)
         yield numbers.numpy(), decoded(values)
     if begins_again:

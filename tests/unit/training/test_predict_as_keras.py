@@ -424,3 +424,19 @@ def test_a_step_that_calls_kerass_own_builds_the_metrics_too(strategy, is_in_sco
         found = fit(ours, x, x[:, :2], shuffle=False, **options).history
         assert evaluate(untrained, x, x[:, :2], **options) == pytest.approx(tested, rel=1e-5)
     assert found == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
+
+
+def test_a_batch_begins_after_what_callbacks_have_written_has_arrived(monkeypatch):
+    order = []
+    monkeypatch.setattr("tfdist.training.predict.settle_writes", lambda _: order.append("settled"))
+
+    class Writing(keras.callbacks.Callback):
+        def on_predict_begin(self, logs=None):
+            order.append("begin")
+
+        def on_predict_batch_begin(self, batch, logs=None):
+            order.append(batch)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    predict(model, np.ones((6, 2), "float32"), batch_size=2, callbacks=[Writing()], verbose=0)
+    assert order == ["begin", 0, "settled", 1, "settled", 2, "settled"]
