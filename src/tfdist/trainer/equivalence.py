@@ -7,7 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_private import layers_of
+from tfdist._utils.keras_2_and_3 import is_keras_2
+from tfdist._utils.keras_private import layers_of, seed_generators
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
@@ -139,9 +140,22 @@ def _relative(ours: Any, theirs: Any) -> Any:
 
 
 def _switch_dropout_off(model: Any) -> None:
+    """Make layers drop nothing, also the cells of recurrent layers.
+
+    Raises:
+        ConfigError: A layer draws random numbers for something else, on each replica its own.
+    """
     for layer in layers_of(model):
+        drops = {name for name in vars(layer) if "dropout" in name.lower()}
+        for name in drops & {"dropout", "recurrent_dropout"}:
+            if isinstance(getattr(layer, name), float):
+                setattr(layer, name, 0.0)
         if "Dropout" in type(layer).__name__ and hasattr(layer, "rate"):
             layer.rate = 0.0
+        elif not drops and not is_keras_2(model) and seed_generators(layer):
+            problem = "draws random numbers, on each replica its own, so a cluster computes something else"
+            remedy = "Verify a model without it, such as one that reads data that are augmented before"
+            raise ConfigError(f"layer {layer.name}", problem, remedy=remedy)
 
 
 def _check_normalization(model: Any) -> None:

@@ -3,6 +3,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist._utils.keras_2_and_3 import is_keras_2  # noqa: E402
+from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.trainer import equivalence  # noqa: E402
 from tfdist.trainer.equivalence import compare  # noqa: E402
 
@@ -67,3 +69,35 @@ def test_dropout_inside_of_a_custom_layer_is_switched_off():
     model = tf.keras.Sequential([tf.keras.Input((4,)), Block()])
     equivalence._switch_dropout_off(model)
     assert model.layers[-1].drop.rate == 0.0
+
+
+def test_dropout_of_recurrent_layers_is_switched_off():
+    layers = tf.keras.layers
+    recurrent = [
+        layers.LSTM(3, dropout=0.5, return_sequences=True),
+        layers.Bidirectional(layers.GRU(3, recurrent_dropout=0.5, return_sequences=True)),
+        layers.RNN(
+            [layers.LSTMCell(3, dropout=0.5), layers.SimpleRNNCell(3, dropout=0.5)], return_sequences=True
+        ),
+    ]
+    inputs = tf.keras.Input((4, 2))
+    outputs = inputs
+    for layer in recurrent:
+        outputs = layer(outputs)
+    model = tf.keras.Model(inputs, layers.MultiHeadAttention(1, 2, dropout=0.5)(outputs, outputs))
+    equivalence._switch_dropout_off(model)
+    x = np.random.default_rng(0).normal(size=(3, 4, 2)).astype("float32")
+    assert np.array_equal(model(x, training=True), model(x, training=True))
+    assert np.allclose(model(x, training=True), model(x, training=False), atol=1e-6)
+
+
+@pytest.mark.skipif(
+    is_keras_2(tf.keras.Sequential()), reason="layers of Keras 2 do not name their generators"
+)
+@pytest.mark.parametrize("name", ["GaussianNoise", "RandomRotation"])
+def test_another_layer_that_draws_is_refused(name):
+    model = tf.keras.Sequential(
+        [tf.keras.Input((4, 4, 1)), getattr(tf.keras.layers, name)(0.5, name="draws")]
+    )
+    with pytest.raises(ConfigError, match=r"^layer draws: draws random numbers, on each replica its own"):
+        equivalence._switch_dropout_off(model)
