@@ -125,7 +125,7 @@ def transfer_over_tcp(
         instead = "variables and gradients use TensorFlow's gRPC, which is slower"
         _leave_to_tensorflow(error, communication, instead, "grpc")
     else:
-        _log.info("using the TCP transport%s for variables and gradients", _by_tls(communication))
+        _log.info("using the TCP transport%s for the variables and gradients of fit", _by_tls(communication))
 
 
 def _check_present(cluster: ClusterConfig, error: ConnectError) -> None:

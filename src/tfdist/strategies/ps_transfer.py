@@ -35,6 +35,7 @@ class PsTransfer:
 
     Attributes:
         is_asked_for: Whether the user requires the TCP transport.
+        is_encrypted: Whether the connections are encrypted by TLS.
         bucket_bytes: The bytes after which a bucket of variables is full.
     """
 
@@ -53,7 +54,7 @@ class PsTransfer:
         Raises:
             ConnectError: A worker and a server cannot connect.
         """
-        self.is_asked_for = is_asked_for
+        self.is_asked_for, self.is_encrypted = is_asked_for, is_encrypted
         self._wire_type, self._is_in_step, self._timeout = wire_type, is_in_step, timeout
         # Servers and workers may outlast a chief. Each chief has names of its own, so that no message adds
         # to the rounding errors of steps that this chief has rolled back.

@@ -19,7 +19,7 @@ from tfdist.launcher.start_workers_and_ps import start_servers
 from tfdist.strategies.factory import check_is_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.server import serve
-from tfdist.strategies.strategy_classes import MultiWorkerMirrored
+from tfdist.strategies.strategy_classes import MultiWorkerMirrored, ps_transfer_of
 from tfdist.strategies.strategy_names import StrategyName
 from tfdist.training.data.inspect_dataset import check_order
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
@@ -105,6 +105,8 @@ def start(
     if cluster.ps:  # it is for the workers' GPUs: the chief itself computes nothing
         options.pop("memory_growth", None)
     made = make_strategy(cluster, strategy, **options)
+    if (transfer := ps_transfer_of(made)) is not None and transfer.is_encrypted:
+        _log.warning("TLS covers the steps of fit; a loop with strategy.run would send variables without it")
     enter_for_good(made)
     watch_calls(made)
     watch_variables_and_data(made)
