@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.datasets.disk_cache import Batches, Contents, size_text
+from tfdist.datasets.disk_cache import Batches, Contents, check_classes, size_text
 from tfdist.errors import DataError, first_line
 
 _AT_ONCE = 256
@@ -31,7 +31,8 @@ class Part:
 
 def contents_of(train: list[Part], test: list[Part], classes: tuple[str, ...], source: str) -> Contents:
     """Return contents that raise a DataError at an image whose shape differs from the first one's."""
-    shape = _first_shape(train[0])
+    check_classes(classes, source)
+    shape = first_shape(train[0])
     if shape[2] not in (1, 3):
         raise DataError(train[0].place(0), expected="1 or 3 channels", received=str(shape[2]))
     return Contents(
@@ -61,7 +62,12 @@ def resize_images(images: Any, image_size: tuple[int, int]) -> Any:
     return tf.cast(tf.clip_by_value(tf.round(smooth), 0, 255), tf.uint8)
 
 
-def _first_shape(part: Part) -> tuple[int, int, int]:
+def first_shape(part: Part) -> tuple[int, int, int]:
+    """Return height, width and channels of the first image.
+
+    Raises:
+        DataError: There is none, or it cannot be read.
+    """
     try:
         image, _ = next(part.dataset.take(1).as_numpy_iterator())
     except StopIteration:

@@ -69,6 +69,7 @@ class Contents:
         size = images["train"].shape[1:]
         highest = {split: int(values.max()) for split, values in labels.items()}
         classes = classes or tuple(map(str, range(max(highest.values()) + 1)))
+        check_classes(classes, str(places["train", "labels"]))
         for split, pixels in images.items():
             where, count = str(places[split, "labels"]), len(labels[split])
             if count != len(pixels):
@@ -82,6 +83,12 @@ class Contents:
                 raise DataError(where, expected=expected, received=str(highest[split]))
         train, test = (_slices(images[split], labels[split]) for split in ("train", "test"))
         return cls(size, classes, train, test)
+
+
+def check_classes(classes: tuple[str, ...], where: str) -> None:
+    """Raise DataError for one class, of which a model has nothing to learn."""
+    if len(classes) < 2:
+        raise DataError(where, expected="labels of at least two classes", received=str(len(classes)))
 
 
 def size_text(shape: Iterable[int]) -> str:

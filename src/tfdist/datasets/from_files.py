@@ -14,7 +14,15 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tfdist._utils.read_untrusted_files import check_regular
-from tfdist.datasets.decode_and_check import READING_ERRORS, Part, contents_of, decode, gist, resize_images
+from tfdist.datasets.decode_and_check import (
+    READING_ERRORS,
+    Part,
+    contents_of,
+    decode,
+    first_shape,
+    gist,
+    resize_images,
+)
 from tfdist.datasets.disk_cache import Batches, Contents
 from tfdist.datasets.from_idx import idx_files, read_idx, read_labels_file
 from tfdist.datasets.read_npz import read_npz
@@ -115,8 +123,8 @@ def _read_folder(root: Path, image_size: tuple[int, int] | None) -> Contents:
         _log.info("%s: %d hidden files are skipped, such as .DS_Store and Thumbs.db", root, hidden)
     classes = tuple(sorted(train_files))
     # The first image decides whether all are grey or in colour; then grey images get three channels.
-    first = contents_of([_image_part(train_files, classes, image_size, channels=0)], [], classes, str(root))
-    channels = 0 if first.image_shape[2] == 1 else 3
+    first = first_shape(_image_part(train_files, classes, image_size, channels=0))[2]
+    channels = {1: 0, 2: 1}.get(first, 3)  # without transparency, which is a second or fourth channel
     # Mixed, since evaluation.batches takes the first test images.
     train, test = (
         _image_part(files, classes, image_size, channels=channels, is_mixed=files is test_files)

@@ -114,7 +114,7 @@ def _for_outputs(place: str, kind: type, arguments: dict[str, Any], outputs: Out
 
 
 def _with_classes_of_scores(parameters: Collection[str], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for the scores of all classes, where a metric would take them for class numbers."""
+    """Return the arguments for scores of all classes, which a metric would take for class numbers."""
     return {"sparse_y_pred": False, **arguments} if "sparse_y_pred" in parameters else arguments
 
 

@@ -86,6 +86,26 @@ def test_a_folder_in_the_folder_of_a_class_is_refused(folder, tmp_path):
     assert refused(folder, tmp_path) == message
 
 
+@pytest.mark.parametrize(("channels", "left"), [(4, 3), (2, 1)])
+def test_transparency_is_dropped_from_all_images(folder, tmp_path, channels, left):
+    for path in folder.rglob("*.png"):
+        write_png(path, picture(channels=channels))
+    data = opened(folder, tmp_path)
+    assert data.image_shape == (6, 5, left)
+    first = tf.io.decode_png((folder / "train" / "cat" / "0.png").read_bytes(), channels=left).numpy()
+    np.testing.assert_array_equal(everything(data, "train")[0][0], first)
+
+
+def test_labels_of_one_class_are_refused(tmp_path):
+    images, labels = np.stack([picture() for _ in range(4)]), np.zeros(4, np.int32)
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    problem = "expected labels of at least two classes, received 1"
+    assert refused(tmp_path / "a.npz", tmp_path) == f"{tmp_path}/a.npz: y_train: {problem}"
+    for split in ("train", "test"):
+        write_records(tmp_path / "r" / f"{split}.tfrecord", [example(image, 0) for image in images])
+    assert refused(tmp_path / "r", tmp_path) == f"{tmp_path}/r: {problem}"
+
+
 def test_a_changed_file_is_noticed(folder, tmp_path):
     before = opened(folder, tmp_path)
     write_png(folder / "train" / "dog" / "1.png", picture())
