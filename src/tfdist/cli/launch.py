@@ -62,6 +62,9 @@ def main(
         int | None, Flag("The threads of each task; without it, the tasks share the cores.", least=1)
     ] = None,
     pin: Annotated[bool, Flag("Bind each task that computes to cores of its own.")] = False,
+    grace: Annotated[
+        float, Flag("The seconds that the tasks have to end after SIGTERM, such as to save.", least=0.1)
+    ] = 30.0,
     network_isolation: Annotated[
         NetworkIsolation,
         Flag(
@@ -101,6 +104,7 @@ def main(
             command,
             run_dir=folder,
             restarts=restarts,
+            grace=grace,
             alone=alone,
             threads=threads,
             pin=pin,

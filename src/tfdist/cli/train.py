@@ -201,6 +201,7 @@ def _launch(
             network_isolation=isolation,
             linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
             restarts=section.restarts,
+            grace=section.grace,
             alone=roles_started_alone(name),
             heartbeat_timeout=settings.config.watch.heartbeat_timeout,
             loads_once=True,

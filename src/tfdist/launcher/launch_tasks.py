@@ -20,7 +20,7 @@ from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import send_reports
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.dispatch_events import LaunchOutput
-from tfdist.launcher.environment import LAUNCH, SECRET, START, task_environment
+from tfdist.launcher.environment import GRACE, LAUNCH, SECRET, START, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
@@ -120,7 +120,7 @@ def launch(
         stack.callback(os.close, reporter)
         # A killed task leaves its temporary files here; TensorFlow's AutoGraph writes one for each function.
         scratch = stack.enter_context(temporary_folder("tfdist-"))
-        own = {LAUNCH: mark, START: mark, SECRET: os.urandom(32).hex()}
+        own = {LAUNCH: mark, START: mark, SECRET: os.urandom(32).hex(), GRACE: f"{grace:g}"}
         is_forced = threads is not None
         variables = {
             task: task_environment(cluster, task, share, {"TMPDIR": scratch}, env, is_width_forced=is_forced)

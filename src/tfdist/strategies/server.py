@@ -20,7 +20,7 @@ from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, Preempted, TaskLost
-from tfdist.launcher.environment import LAUNCH, reach_directly
+from tfdist.launcher.environment import GRACE, LAUNCH, reach_directly
 from tfdist.profiling.cluster_recording import offer_to_record
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
@@ -33,8 +33,8 @@ _log = logging.getLogger("tfdist")
 _SECONDS_BETWEEN_PROBES = 1.0
 _MOST_LATER = 5.0  # seconds by which its last look at the chief may be later than the chief's at it
 _SECONDS_WHEN_TOLD_TO_END = 0.1  # the sender of the signal waits
-# Less than the 30 s that Kubernetes, Slurm and our launcher give before SIGKILL.
-_SECONDS_FOR_THE_CHIEF_TO_SAVE = 25.0
+_DEFAULT_GRACE = 30.0  # seconds that Kubernetes, Slurm and our launcher give before SIGKILL
+_SECONDS_TO_END = 5.0  # of them
 
 
 def serve(
@@ -141,6 +141,7 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
     chief = cluster.address(("chief", 0))
     silence, refusals, told_at = SilenceClock(), 0, float("inf")
     looked_at, patience = time.monotonic(), timeout
+    for_chief_to_save = max(1.0, float(os.environ.get(GRACE, _DEFAULT_GRACE)) - _SECONDS_TO_END)
     if gives_up_first:
         patience = max(timeout / 2, timeout - _MOST_LATER)
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too
@@ -156,7 +157,7 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
         if notice.is_received and told_at > now:
             told_at = now
             announce_termination()
-        if now - told_at > _SECONDS_FOR_THE_CHIEF_TO_SAVE:
+        if now - told_at > for_chief_to_save:
             return
         if silent_for > patience:
             remedy = "It is stopped, or its machine cannot be reached"

@@ -79,6 +79,22 @@ def test_a_task_ignores_the_signals_of_a_terminal_and_no_other(tmp_path):
     assert (tmp_path / "logs/worker-0.log").read_text() == f"SigBlk:\t{0:016x}\nSigIgn:\t{0b11:016x}\n"
 
 
+def test_the_tasks_are_told_how_long_they_may_take_to_end(tmp_path):
+    command = [
+        "--grace",
+        "7",
+        "--run_dir",
+        str(tmp_path),
+        "--",
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['TFDIST_GRACE'])",
+    ]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-m", "tfdist", "launch", *command], check=True, timeout=60, env=environ)
+    assert (tmp_path / "logs/worker-1.log").read_text() == "7\n"
+
+
 def test_what_needs_no_proxy_is_added_to(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "example.org")
     monkeypatch.delenv("no_grpc_proxy", raising=False)

@@ -25,7 +25,7 @@ class Clock:
         self.now += seconds
 
 
-def wait(monkeypatch, answers):
+def wait(monkeypatch, answers, *, is_told=False):
     """Wait for a chief that gives these answers, each after so many seconds in which this process stood still."""
     clock, coming = Clock(), iter(answers)
 
@@ -39,7 +39,11 @@ def wait(monkeypatch, answers):
     monkeypatch.setattr(server, "answers", answer)
     monkeypatch.setattr(server, "was_dismissed", lambda: False)
     monkeypatch.setattr(server, "is_shutdown_told", lambda: False)
-    server._wait_until_gone(CLUSTER, 30.0, Notice(), gives_up_first=False)
+    monkeypatch.setattr(server, "announce_termination", lambda: None)
+    notice = Notice()
+    notice.is_received = is_told
+    server._wait_until_gone(CLUSTER, 30.0, notice, gives_up_first=False)
+    return clock.now
 
 
 def test_one_late_answer_after_a_long_pause_is_no_silence(monkeypatch):
@@ -49,6 +53,14 @@ def test_one_late_answer_after_a_long_pause_is_no_silence(monkeypatch):
 def test_a_chief_that_stays_silent_is_lost(monkeypatch):
     with pytest.raises(TaskLost, match="has been silent for 30 s"):
         wait(monkeypatch, [(0, True)] + [(2, None)] * 15)
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(None, 25), ("600", 595)])
+def test_a_server_that_is_told_to_end_gives_the_chief_the_launchers_time(monkeypatch, grace, seconds):
+    if grace is not None:
+        monkeypatch.setenv("TFDIST_GRACE", grace)
+    # It asks without a pause then, and this clock stands still otherwise.
+    assert seconds < wait(monkeypatch, ((1, True) for _ in range(1000)), is_told=True) < seconds + 3
 
 
 @pytest.mark.parametrize(

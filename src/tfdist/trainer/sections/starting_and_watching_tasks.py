@@ -56,6 +56,14 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ge=0,
         ),
     ] = 3
+    grace: Annotated[
+        float,
+        doc(
+            "Seconds from SIGTERM to SIGKILL, in which the tasks save: more if a checkpoint takes longer.",
+            gt=0,
+            le=86400,
+        ),
+    ] = 30.0
     network_isolation: Annotated[
         Literal["auto", "always", "never"],
         doc(
