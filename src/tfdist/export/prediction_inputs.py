@@ -99,11 +99,21 @@ def _from_files(
 def _image(path: Path, shape: tuple[int, int, int]) -> Any:
     try:
         # As the signature for encoded images does, this converts grey to colour and colour to grey.
-        image = decode(tf.io.read_file(str(path)), None, shape[2]).numpy()
+        image = _with_channels(tf.io.read_file(str(path)), shape[2]).numpy()
     except READING_ERRORS as error:
         raise DataError(str(path), f"cannot be read: {gist(error)}") from None
     _check_shape(str(path), image.shape, shape)
     return image
+
+
+def _with_channels(encoded: tf.Tensor, channels: int) -> tf.Tensor:
+    """Decode an image as grey or colour; TensorFlow itself converts JPEG and PNG, but not BMP and GIF."""
+    if not encoded.numpy().startswith((b"BM", b"GIF8")):
+        return decode(encoded, None, channels)
+    image = decode(encoded, None)[..., :3]  # without alpha
+    if channels == 1 and image.shape[-1] == 3:
+        return tf.image.rgb_to_grayscale(image)
+    return tf.image.grayscale_to_rgb(image) if channels == 3 and image.shape[-1] == 1 else image
 
 
 def _from_npz(path: Path, exported: Exported, batch: int) -> Iterator[ImageBatch]:

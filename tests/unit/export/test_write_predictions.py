@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from tfdist.errors import DataError
 from tfdist.export import write_predictions
@@ -46,6 +47,12 @@ def test_grey_colours_and_transparency_become_what_the_model_takes(tmp_path, cha
     model = Exported(MODEL.path, "saved_model", (8, 6, wanted), MODEL.classes, {})
     (batch,) = read(tmp_path / "x.png", model)
     assert batch.images.shape == (1, 8, 6, wanted)
+    for name in ("x.bmp", "x.gif"):
+        image = Image.open(tmp_path / "x.png")
+        (image if name == "x.bmp" else image.convert("RGB")).save(tmp_path / name)
+        (other,) = read(tmp_path / name, model)
+        assert other.images.shape == (1, 8, 6, wanted)
+        assert set(other.images.ravel().tolist()) <= {99, 100, 101}
     if channels < 4:  # with an alpha channel the level of grey is the encoder's own
         assert set(batch.images.ravel().tolist()) <= {99, 100, 101}
 
