@@ -46,8 +46,8 @@ def reduced(op: str, values: Iterable[Any], sizes: Sequence[float] | None) -> An
         return _by_leaf(many, lambda leaves: _mean(leaves, weights))
     reduce: dict[str, Callable[[list[tf.Tensor]], tf.Tensor]] = {
         "sum": tf.add_n,
-        "min": partial(functools.reduce, tf.minimum),
-        "max": partial(functools.reduce, tf.maximum),
+        "min": lambda leaves: functools.reduce(tf.minimum, _of_one_shape(leaves)),
+        "max": lambda leaves: functools.reduce(tf.maximum, _of_one_shape(leaves)),
         "concat": partial(tf.concat, axis=0),
     }
     return _by_leaf(many, reduce[op])
@@ -77,8 +77,12 @@ def _known_sizes(values: Iterable[Any]) -> list[float]:
 def _by_leaf(values: Sequence[Any], reduce: Any) -> Any:
     try:
         return tf.nest.map_structure(lambda *leaves: reduce(list(map(tf.convert_to_tensor, leaves))), *values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         raise ConfigError("reduce", f"the values cannot be combined: {first_line(error)}") from error
+
+
+def _of_one_shape(leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+    return list(tf.unstack(tf.stack(leaves)))  # which raises an error where others would broadcast
 
 
 def _mean(leaves: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:

@@ -48,6 +48,9 @@ class Unreadable:
         ("mean", [1.0, 2.0], [1, -1], "expected 2 sizes"),
         ("mean", [1.0, 2.0], [0, 0], "expected 2 sizes"),
         ("sum", [[1.0], 2.0], None, "the values cannot be combined"),
+        ("sum", [np.zeros(2), np.zeros(3)], None, "the values cannot be combined"),
+        ("min", [np.zeros((2, 1)), np.zeros(2)], None, "the values cannot be combined"),
+        ("concat", [np.zeros((2, 1)), np.zeros((2, 2))], None, "the values cannot be combined"),
         ("sum", [Unreadable()], None, "the values cannot be combined: ValueError"),
     ],
 )
