@@ -25,6 +25,11 @@ def draws(first: Any, batch: int, seed: int) -> Any:
     return tf.slice(tf.concat(pages, axis=0), tf.stack([first % _PAGE, 0]), [batch, _DRAWS])
 
 
+def augmented_shape(name: str, image_shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return the shape of an image after an augmentation."""
+    return (24, 24, image_shape[2]) if name == "cifar10_2016" else image_shape
+
+
 def _shift_flip(images: Any, drawn: Any) -> Any:
     """Shift images by up to 2 pixels, fill up with mirrored pixels, and mirror half of the images."""
     _, height, width, _ = images.shape

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import build_for
 from tfdist._utils.strategy_kinds import is_asynchronous
+from tfdist.datasets.augmentation import augmented_shape
+from tfdist.datasets.disk_cache import size_text
 from tfdist.datasets.open_data import Data, DataRequest
 from tfdist.datasets.pipeline import train_parts
 from tfdist.errors import ConfigError
@@ -117,14 +119,17 @@ def find_outputs(config: Config, data: Data) -> Outputs:
     what its evaluations return, it evaluates a few images, to find at once what they lack.
 
     Raises:
-        ConfigError: The outputs are not one number for each class, or an evaluation has no loss or accuracy.
+        ConfigError: The outputs are not one number for each class, or an evaluation has no loss or accuracy,
+            or the model does not take the augmented images.
     """
     if ":" not in config.model.name:  # tfdist's own
+        _check_takes_augmented(config, data)
         return "logits"
     tf.keras.utils.set_random_seed(config.train.seed)
     images, labels = (np.array(array[:_IMAGES_TO_LOOK_AT]) for array in data.split("test").arrays())
     model = build_model(config, data)
     outputs = outputs_of(model, images, len(data.classes))
+    _check_takes_augmented(config, data, model)
     outputs = outputs_for_loss(config.train.loss, model) if outputs == "unknown" else outputs
     if any(has_own(model, method) for method in _METHODS_OF_RESULTS):
         compile_model(model, config, outputs, steps=total_steps(config, data))
@@ -132,6 +137,21 @@ def find_outputs(config: Config, data: Data) -> Outputs:
             labels = np.eye(len(data.classes), dtype=np.float32)[labels]
         check_results(model, model.evaluate(images, labels, verbose=0, return_dict=True))
     return outputs
+
+
+def _check_takes_augmented(config: Config, data: Data, model: Any = None) -> None:
+    """Raise ConfigError if the training images have another size by the augmentation, and it does not fit."""
+    augment = config.data.augment
+    shape = augmented_shape(augment, data.image_shape)
+    if shape == tuple(data.image_shape):
+        return
+    model = build_model(config, data) if model is None else model
+    try:
+        model(tf.zeros((1, *shape), tf.uint8), training=False)
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError):  # each layer has its own
+        name = config.model.name
+        problem = f"{augment} makes images of {size_text(shape)}, which model {name} does not take"
+        raise ConfigError("data.augment", problem, remedy="Take crop_flip, or another model") from None
 
 
 def compiled_model(config: Config, data: Data, outputs: Outputs) -> Any:

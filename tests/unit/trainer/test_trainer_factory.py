@@ -78,6 +78,19 @@ def test_a_test_step_without_an_accuracy_is_found_before_the_training(tmp_path, 
     assert find_outputs(config, open_data("digits", cache_dir=cache)) == "logits"
 
 
+@pytest.mark.parametrize("name", ["resnet", "own_objects:build", "cifar10_cnn"])
+def test_a_model_that_does_not_take_augmented_images_is_refused(tmp_path, cache, name):
+    text = f"model: {{name: '{name}'}}\ndata: {{augment: cifar10_2016}}"
+    (tmp_path / "x.yaml").write_text(text)
+    config, data = read_config(tmp_path / "x.yaml").config, open_data("digits", cache_dir=cache)
+    if name == "cifar10_cnn":
+        assert find_outputs(config, data) == "logits"
+        return
+    problem = f"data.augment: cifar10_2016 makes images of 24 x 24 x 1, which model {name} does not take"
+    with pytest.raises(ConfigError, match=problem):
+        find_outputs(config, data)
+
+
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_batch_that_is_larger_than_the_data_is_noted(tmp_path, cache, more):
     data = open_data("digits", cache_dir=cache)
