@@ -25,6 +25,15 @@ def test_each_shipped_config_names_the_schema_and_is_read(path, tmp_path):
     assert read_config(everything).config == config
 
 
+def test_options_of_the_model_may_be_lists_and_null(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("model: {name: 'my.models:build', options: {widths: [32, 64], decay: null}}\n")
+    config = read_config(path).config
+    assert config.model.options == {"widths": [32, 64], "decay": None}
+    path.write_text(config_text(config))
+    assert read_config(path).config == config
+
+
 def test_the_files_of_a_run_have_no_secrets(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(

@@ -58,6 +58,6 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: Annotated[str, doc("mnist_cnn, cifar10_cnn, resnet, or my_package.my_module:build.")] = "mnist_cnn"
     options: Annotated[
-        dict[str, bool | int | float | str],
+        dict[str, Any],
         doc("Arguments for the function that builds the model, such as {dropout: 0.4}."),
     ] = {}
