@@ -59,18 +59,18 @@ def read_path(path: Path, image_size: tuple[int, int] | None) -> Contents:
             raise DataError(
                 str(path), expected="an .npz file or a folder", received=f"a {path.suffix or 'bare'} file"
             )
-        return _resized(_read_npz(path), image_size)
+        return resize_contents(_read_npz(path), image_size)
     if not path.is_dir():
         raise DataError(str(path), expected="an .npz file or a folder", received="a special file")
     if idx_files(path):
-        return _resized(read_idx(path, _CLASSES.get(path.name, ())), image_size)
+        return resize_contents(read_idx(path, _CLASSES.get(path.name, ())), image_size)
     if tfrecords := sorted(file for file in path.iterdir() if ".tfrecord" in file.name):
         check_files(tfrecords)
         return _read_tfrecords(path, tfrecords, image_size)
     return _read_folder(path, image_size)
 
 
-def _resized(contents: Contents, image_size: tuple[int, int] | None) -> Contents:
+def resize_contents(contents: Contents, image_size: tuple[int, int] | None) -> Contents:
     """Return contents whose images are resized, if `image_size` is set and is not their size."""
     if image_size is None or contents.image_shape[:2] == tuple(image_size):
         return contents

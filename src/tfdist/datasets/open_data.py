@@ -1,5 +1,6 @@
 """Open a data set by name: from disk if possible, else from the network, and a substitute only on request."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -19,7 +20,7 @@ from tfdist._utils.check_and_expand_paths import (
     path_or_address,
 )
 from tfdist.datasets import synthetic_digits, synthetic_shapes
-from tfdist.datasets.disk_cache import Batches, Contents, Prepared, find_prepared, prepare
+from tfdist.datasets.disk_cache import Batches, Contents, Prepared, find_prepared, prepare, size_text
 from tfdist.datasets.from_idx import idx_files
 from tfdist.errors import ConfigError, DataError, Unavailable, did_you_mean, shown
 
@@ -161,7 +162,7 @@ class DataRequest:
             if warns:
                 problem = f"{error.where}: {error.problem}"
                 _log.warning("%s; '%s', which tfdist draws, takes its place (if_unavailable)", problem, drawn)
-            prepared = _draw(drawn, None, self.seed, self._cache)
+            prepared = _draw(drawn, None, self.seed, self._cache, self.image_size)
             return Data(**vars(prepared), name=drawn, substitute_for=self.name)
 
     def _data(self, prepared: Prepared) -> Data:
@@ -242,7 +243,13 @@ class DataRequest:
         return _Source(self.name, ["tfds", self.name, str(place), self.image_size, _stamp(place)], read)
 
 
-def _draw(name: str, examples: tuple[int, int] | None, seed: int, cache: Path) -> Prepared:
+def _draw(
+    name: str,
+    examples: tuple[int, int] | None,
+    seed: int,
+    cache: Path,
+    image_size: tuple[int, int] | None = None,
+) -> Prepared:
     drawing, counts = _DRAWN[name]
     train, test = examples or counts
     if min(train, test) < 1:
@@ -261,7 +268,18 @@ def _draw(name: str, examples: tuple[int, int] | None, seed: int, cache: Path) -
         # Processors round differently, and a pixel may differ by one; such images count as the same.
         identity=f"{name} {drawing.VERSION}: {train} and {test} from {seed}",
     )
-    return prepare(name, ["drawn", contents.identity], lambda: contents, cache)
+    if image_size is None or tuple(image_size) == drawing.IMAGE_SHAPE[:2]:
+        return prepare(name, ["drawn", contents.identity], lambda: contents, cache)
+    resized = dataclasses.replace(
+        contents, identity=f"{contents.identity}, resized to {size_text(image_size)}"
+    )
+
+    def read() -> Contents:
+        from tfdist.datasets.from_files import resize_contents
+
+        return resize_contents(resized, image_size)
+
+    return prepare(name, ["drawn", resized.identity], read, cache)
 
 
 def _path_of(name: str) -> Path | None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfdist.datasets.from_tfds import fetch_tfds
-from tfdist.datasets.open_data import open_data
+from tfdist.datasets.open_data import _DRAWN, open_data
 from tfdist.errors import DataError
 
 pytestmark = [
@@ -90,6 +91,23 @@ def test_a_substitute_says_so(tmp_path, nowhere, caplog):
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(f"cifar10: is not in {tmp_path}, and the download would fail: ")
     assert warning.endswith("; 'digits', which tfdist draws, takes its place (if_unavailable)")
+
+
+def test_a_substitute_has_the_size_that_is_wanted(tmp_path, nowhere, monkeypatch):
+    monkeypatch.setitem(_DRAWN, "digits", (_DRAWN["digits"][0], (20, 10)))
+
+    def opened(size):
+        options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "if_unavailable": "digits"}
+        return open_data("cifar10", **options, image_size=size)
+
+    data, plain = opened((32, 30)), opened(None)
+    assert (data.image_shape, plain.image_shape) == ((32, 30, 1), (28, 28, 1))
+    images, labels = data.split("train").arrays()
+    smaller, same_labels = plain.split("train").arrays()
+    assert list(labels) == list(same_labels)
+    wanted = tf.image.resize(smaller, (32, 30), antialias=True).numpy().clip(0, 255)
+    assert np.abs(images - wanted).max() <= 0.51
+    assert data.fingerprint != plain.fingerprint == opened((28, 28)).fingerprint
 
 
 def test_an_unknown_name(tmp_path, nowhere):
