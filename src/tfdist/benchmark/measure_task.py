@@ -172,12 +172,15 @@ def _exchange(strategy: tf.distribute.Strategy, cluster: ClusterConfig) -> Excha
 
 
 def processor_seconds(cluster: ClusterConfig) -> dict[str, float]:
-    """Return the processor seconds of this task and of those that serve it."""
+    """Return the processor seconds of this task and of its servers; none where these have no /proc."""
     seconds_by_task = {str(cluster.task or "this process"): time.process_time()}
     for task in cluster.training().tasks():
         if cluster.with_task(*task).serves:
-            with tf.device(task.device):
-                stat = tf.io.read_file("/proc/self/stat")
+            try:
+                with tf.device(task.device):
+                    stat = tf.io.read_file("/proc/self/stat")
+            except tf.errors.NotFoundError:  # all systems but Linux; a part of the sum would say nothing
+                return {}
             # The fields after the name, which is in brackets and may contain anything.
             fields = stat.numpy().decode().rpartition(")")[2].split()
             seconds_by_task[str(task)] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

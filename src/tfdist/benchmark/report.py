@@ -35,7 +35,7 @@ def show_scaling(scaling: Scaling) -> None:
             efficiency,
             f"{1000 * row.parts.step:.1f}",
             *shares,
-            processors,
+            processors if float(processors) else "",
         )
         cells.append((row.scenario.name, *figures, sent if float(sent) else ""))
     console = console_for_tables()
@@ -192,7 +192,8 @@ def _tried_row(tried: Tried) -> tuple[str, ...]:
         return tried.name, "", "", "", tried.refused
     processors = _median(tried.samples, "processors", 1e3)
     ratios = spread(tried.ratios, ".2f")
-    return tried.name, spread(tried.speeds, ".0f"), ratios, processors, tried.note
+    known = processors if float(processors) else ""
+    return tried.name, spread(tried.speeds, ".0f"), ratios, known, tried.note
 
 
 def _tried_values(tried: Tried) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         waiting: The time in which the ring waits for a task that has not come.
         hidden: The part of `moving` and `waiting` while the task still computed.
         agreeing: The part of `moving` and `waiting` that is within `asked`.
-        processors: By task, for this task and those that serve it: processor seconds.
+        processors: By task, for this task and those that serve it: processor seconds; empty if unknown.
         sent: By task, for the same tasks: bytes sent. Tasks whose kernels do not report them are missing.
         parameters: Bytes of the model's variables.
         versions: Of TensorFlow and others.

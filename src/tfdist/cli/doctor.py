@@ -22,7 +22,7 @@ from tfdist.diagnostics.doctor.check_machine import check_machine
 from tfdist.diagnostics.doctor.check_run import check_run, try_parts
 from tfdist.diagnostics.doctor.check_software import check_software
 from tfdist.diagnostics.doctor.find_and_describe_cluster import describe, find_cluster
-from tfdist.diagnostics.doctor.finding import CLUSTER, RUN, Finding, failure_of
+from tfdist.diagnostics.doctor.finding import CLUSTER, MACHINE, RUN, Finding, Findings, failure_of
 from tfdist.diagnostics.doctor.parts_of_run_records import Part, Plan
 from tfdist.errors import ConfigError, StorageError
 from tfdist.trainer.config import Settings, read_config
@@ -62,7 +62,12 @@ def main(
 def _check(plan: Plan, wait: float) -> Iterator[Finding]:
     loaded, findings = check_software()
     yield from findings
-    yield from check_machine(find_run_folder(plan.run_dir, Path("runs"), os.environ).root)
+    folder = find_run_folder(plan.run_dir, Path("runs"), os.environ)
+    yield from check_machine(folder.root)
+    address = folder.address_of(folder.root)
+    if address is not None and not plan.config:
+        found = f"{address} was not tried; the run folder is its copy on this machine"
+        yield Findings(MACHINE).warning("address", found, "Name a config, with which it is tried: --config")
     settings: Settings | None = None
     try:
         settings = read_config(plan.config, plan.changes) if plan.config else None

@@ -12,7 +12,8 @@ KINDS = ("compute", "input", "waiting", "exchange")
 _OTHER = "other"
 # Operations that call Python, which names what it does, or that only start another one.
 _CALLS = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "PartitionedCall", "StatefulPartitionedCall", "NoOp")
-_EXCHANGES = ("Collective", "_Send", "_Recv", "_HostSend", "_HostRecv")
+# On GPUs these are kernels of NCCL, which also wait for each other, and copies between GPUs.
+_EXCHANGES = ("Collective", "_Send", "_Recv", "_HostSend", "_HostRecv", "Nccl", "nccl", "MemcpyP2P")
 _INPUTS = ("Iterator", "MultiDeviceIterator", "OptionalHasValue", "OptionalGetValue")
 
 

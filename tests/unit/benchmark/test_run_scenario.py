@@ -1,5 +1,6 @@
 """A trial gives what its tasks have found, or what the first that failed has said, and leaves nothing."""
 
+import contextlib
 import sys
 import tempfile
 
@@ -46,3 +47,18 @@ def test_the_work_of_the_tasks_is_not_taken_for_that_of_others(monkeypatch):
     busy = iter([100.0, 110.0])
     monkeypatch.setattr("tfdist.benchmark.run_scenario._busy_seconds", lambda: next(busy))
     assert try_out(ClusterConfig.local(1), [sys.executable, "-c", WORK]).outside > 0.0
+
+
+def test_servers_without_proc_leave_the_processor_seconds_out(monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    from tfdist.benchmark import measure_task
+
+    cluster = ClusterConfig.local(workers=1, ps=1).with_task("chief", 0)
+
+    def read_file(path):
+        raise tf.errors.NotFoundError(None, None, path)
+
+    monkeypatch.setattr(measure_task.tf, "device", lambda name: contextlib.nullcontext())
+    assert list(measure_task.processor_seconds(cluster)) == ["chief:0", "worker:0", "ps:0"]
+    monkeypatch.setattr(measure_task.tf.io, "read_file", read_file)
+    assert measure_task.processor_seconds(cluster) == {}

@@ -154,6 +154,16 @@ def test_what_is_of_a_config_needs_one(name, value):
         main(None, **{name: value})
 
 
+def test_an_address_that_was_not_tried_is_said(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TFDIST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tfdist.cli.doctor.check_software", lambda: (None, []))
+    main(None, run_dir="gs://bucket/runs")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line[11:].startswith("address ")]
+    assert line.startswith("  warning  address        gs://bucket/runs was not tried; ")
+    main(None, run_dir=str(tmp_path))
+    assert "was not tried" not in capsys.readouterr().out
+
+
 def test_a_digest_depends_on_what_is_said_alone(written):
     one = read_config(written("train: {epochs: 3}  # a comment")).config
     same = read_config(written("train: {epochs: 3, seed: 0}")).config

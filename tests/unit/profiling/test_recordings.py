@@ -12,9 +12,9 @@ from tfdist._utils.profiler_span import EXCHANGE, STEP, span
 from tfdist.errors import ConfigError, DataError
 from tfdist.profiling.clock_alignment import align
 from tfdist.profiling.cluster_recording import _as_numbers, _parts
-from tfdist.profiling.read_recording import read_recording
+from tfdist.profiling.read_recording import Span, read_recording
 from tfdist.profiling.tensorflow_profiler import Recorded, Recorder, pack, unpack
-from tfdist.profiling.time_shares import shares_of, summary
+from tfdist.profiling.time_shares import kind_of, shares_of, summary
 from tfdist.profiling.timeline_file import write_timeline
 
 
@@ -105,6 +105,20 @@ def test_each_instant_of_a_step_counts_once():
     assert summary([found], align([recording]))[1].split() == [
         "worker:0", "0.1", "ms", "40%", "5%", "20%", "20%", "15%",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", "exchange"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float", "exchange"),
+        ("MemcpyP2P", "exchange"),
+        ("MemcpyD2D", "compute"),
+        ("ampere_sgemm_128x64_nn", "compute"),
+    ],
+)
+def test_kernels_of_nccl_exchange(name, kind):
+    assert kind_of(Span(name, "/device:GPU:0 Stream #1", 0, 1, operation=name)) == kind
 
 
 def test_a_task_that_serves_is_measured_over_the_steps_of_the_others():
