@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist._utils.write_files import storage_errors
@@ -20,15 +21,15 @@ def end_with_chief():
     os._exit(0)
 threading.Thread(target=end_with_chief, daemon=True).start()
 import tfdist
-tfdist.start()
+tfdist.start(**OPTIONS)
 """
 _processes: list[subprocess.Popen[bytes]] = []  # kept, or their standard input would be closed
 
 
-def start_servers(workers: int, ps: int, run_dir: Path) -> ClusterConfig:
+def start_servers(workers: int, ps: int, run_dir: Path, options: Mapping[str, object]) -> ClusterConfig:
     """Start parameter servers and workers, and return their cluster, whose chief is this process.
 
-    The tasks write their logs to `run_dir/logs`.
+    The tasks write their logs to `run_dir/logs`, and call `tfdist.start` with these options.
 
     Raises:
         StorageError: The logs cannot be written.
@@ -50,7 +51,7 @@ def start_servers(workers: int, ps: int, run_dir: Path) -> ClusterConfig:
         with storage_errors(log), log.open("ab") as output:
             _processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", _SERVE],
+                    [sys.executable, "-c", _SERVE.replace("OPTIONS", repr(dict(options)))],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,

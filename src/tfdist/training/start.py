@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tfdist.coordination.stall_limit import StallTimeout, checked_timeout
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.errors import ConfigError
 from tfdist.launcher.start_workers_and_ps import start_servers
+from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_is_cluster, make_strategy
 from tfdist.strategies.lasting_patches import enter_for_good, save_and_load_outside_scopes
 from tfdist.strategies.server import serve
@@ -93,7 +94,8 @@ def start(
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:
-        cluster = _cluster_beside(cluster, workers, ps)
+        own = {name: value for name, value in options.items() if name in _OF_SERVERS}
+        cluster = _cluster_beside(cluster, workers, ps, {"heartbeat_timeout": heartbeat_timeout, **own})
     if cluster.is_evaluator:
         problem = "is the evaluator, which has no part in a script: it would train a model of its own"
         remedy = "Leave it out of the cluster, or train with a config, whose checkpoints it evaluates"
@@ -129,7 +131,7 @@ def _started_with(wanted: dict[str, Any]) -> Any:
     return made
 
 
-def _cluster_beside(given: ClusterConfig, workers: int, ps: int) -> ClusterConfig:
+def _cluster_beside(given: ClusterConfig, workers: int, ps: int, options: Mapping[str, Any]) -> ClusterConfig:
     """Start tasks on this machine that serve this process, and return their cluster."""
     if given:
         problem = "workers and ps start a new cluster, but this process is part of one already"
@@ -138,8 +140,10 @@ def _cluster_beside(given: ClusterConfig, workers: int, ps: int) -> ClusterConfi
         remedy = "For mirrored workers, use tfdist launch, or tfdist.notebook_launcher in a notebook"
         expected = "at least one worker and one ps"
         raise ConfigError("start", expected=expected, received=f"workers={workers}, ps={ps}", remedy=remedy)
+    # The tasks, on this machine too, would end with the same error, and this process would wait for them.
+    check_device(options.get("device", "auto"), memory_growth=options.get("memory_growth"))
     folder = new_run_folder("start")
-    cluster = start_servers(workers, ps, folder)
+    cluster = start_servers(workers, ps, folder, options)
     _log.warning("%d tasks on this machine serve this process; logs: %s", workers + ps, folder / "logs")
     return cluster
 

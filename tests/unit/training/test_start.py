@@ -9,6 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training import start  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
@@ -61,3 +62,14 @@ def test_one_replica_in_one_process_predicts_a_batch_by_keras_itself(monkeypatch
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
     assert model.predict_on_batch(np.ones((3, 2))).shape == (3, 1)
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="needs a machine without a GPU")
+def test_what_the_tasks_would_refuse_is_refused_before_they_start(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "print_own_errors_in_a_line", lambda: None)
+    monkeypatch.setattr(start, "_started", [])
+    for options in ({"device": "gpu"}, {"memory_growth": True}):
+        with pytest.raises(ConfigError, match="no GPU"):
+            start.start(workers=1, ps=1, **options)
+    assert list(tmp_path.iterdir()) == []
