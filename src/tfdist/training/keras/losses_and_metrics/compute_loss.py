@@ -103,7 +103,7 @@ class ModelLosses:
         losses = added_losses(self._model)
         if self._replicas > 1 and has_other_reduction(losses, rows):
             self._warning.log(ADDED)
-        added = added_by_reduction(losses, rows)
+        added = added_by_reduction(losses, self._model.losses, rows)
         if self._replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
             return Losses(*parts_by_divisor(loss, divisors, added, size, tape))
         weight, is_of_examples = weight_of(divisors, size, replicas=self._replicas)

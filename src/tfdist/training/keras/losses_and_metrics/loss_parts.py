@@ -34,9 +34,15 @@ class Added(NamedTuple):
         return [*means, *([LossPart(tf.add_n(self.sums), None)] if self.sums else [])]
 
 
-def added_by_reduction(losses: list[tf.Tensor], rows: int | None) -> Added:
-    """Return losses that layers have added; what is neither a mean nor a sum counts as a mean."""
-    are_sums = [reduction_of(loss, rows) == "sum" for loss in losses]
+def added_by_reduction(losses: list[tf.Tensor], raw: list[tf.Tensor], rows: int | None) -> Added:
+    """Return losses that layers have added; what is neither a mean nor a sum counts as a mean.
+
+    `raw` are the losses before Keras adds up those of the examples.
+    """
+    are_sums = [
+        (added.shape.rank and added.shape[0] in (None, rows)) or reduction_of(loss, rows) == "sum"
+        for loss, added in zip(losses, raw, strict=True)
+    ]
     return Added(
         [loss for loss, is_sum in zip(losses, are_sums, strict=True) if not is_sum],
         [loss for loss, is_sum in zip(losses, are_sums, strict=True) if is_sum],
