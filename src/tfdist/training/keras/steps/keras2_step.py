@@ -1,5 +1,7 @@
 """Run one step of a Keras 2 model."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,14 +12,23 @@ from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.losses_and_metrics.keras2_masked_loss_divisors import masks_of_whole_batch
+from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.model_checks import reductions, uses_xla
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused_keras_2
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.steps.bias_gradients import biases_apart
 from tfdist.training.keras.steps.step_base import KerasStep, compiled
-from tfdist.training.replicas.reduction import OfLoss, batch_size, shared_mean, unpacked
+from tfdist.training.replicas.detect_paired_examples import depends_on_data
+from tfdist.training.replicas.empty_replicas import or_zero
+from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
+from tfdist.training.replicas.reduction import OfLoss, batch_size, rows_of, shared_mean, unpacked
 from tfdist.training.runners.multi_step import Totals
 
+_ADDED = (
+    "loss: what add_loss or an activity regularizer adds is, as far as its graph shows, no mean over the"
+    " examples; on several replicas the mean of their parts' values counts with Keras 2. Add a mean, or take"
+    " Keras 3, which adds sums up"
+)
 _OF_PS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
@@ -38,6 +49,7 @@ class Keras2Step(KerasStep):
         # Beside parameter servers, the optimizers of keras.optimizers.legacy always add gradients up.
         is_legacy = hasattr(model.optimizer, "get_updates")
         self._adds_up_again = is_legacy and isinstance(strategy, _OF_PS)
+        self._warning = LossWarning()
         _refuse_tcp(strategy)
 
     def results(self, totals: Totals) -> dict[str, Any]:
@@ -77,16 +89,22 @@ class Keras2Step(KerasStep):
         begun, data = (None, data) if uses_xla(model, self._strategy) else self._replica_stats.begun(data)
         x, y, sample_weight = unpacked(data)
         scales = hasattr(optimizer, "get_scaled_loss")
-        with tf.GradientTape() as tape, GraphSeed(self._strategy).of_this_replica():
+        size = batch_size(x)
+        with (
+            self._counting(size),
+            tf.GradientTape() as tape,
+            GraphSeed(self._strategy).of_this_replica(),
+        ):
             y_pred, loss = self._forward(model, x, y, sample_weight, training=True)
             mean = loss if self._divided_by is None else loss * self._divided_by
             scaled = optimizer.get_scaled_loss(mean) if scales else mean
+        if self._divided_by is not None and rows_of(x) is None:
+            self._warn_of_added_losses()
         gradients = biases_apart(tape.gradient(scaled, model.trainable_variables))
         if scales:
             gradients = optimizer.get_unscaled_gradients(gradients)
-        size = batch_size(x)
         weight = None if self._divided_by is None else size
-        seen = self._replica_stats.ended(begun, gradients, loss, size)
+        seen = self._replica_stats.ended(begun, gradients, or_zero(loss, size), size)
         shared = shared_mean([OfLoss(gradients, weight)], [], [seen], size=size)
         gradients = shared.gradients
         if self._adds_up_again:
@@ -95,13 +113,34 @@ class Keras2Step(KerasStep):
             zip(gradients, model.trainable_variables, strict=True),
             experimental_aggregate_gradients=self._adds_up_again,
         )
-        self._compute_metrics(x, y, y_pred, sample_weight)
+        with self._counting(size):
+            self._compute_metrics(x, y, y_pred, sample_weight)
         return shared.sums[0]
+
+    @contextlib.contextmanager
+    def _counting(self, size: tf.Tensor) -> Iterator[None]:
+        """Count nothing within the block on a replica without examples, of which the means are NaN."""
+        is_shared = self._strategy.num_replicas_in_sync > 1 and not isinstance(self._strategy, _OF_PS)
+        metrics = self._model.metrics if is_shared else []
+        variables = [variable for metric in metrics for variable in metric.variables]
+        before = [tf.identity(variable) for variable in variables]
+        yield
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(tf.where(size > 0, variable, value))
+
+    def _warn_of_added_losses(self) -> None:
+        """Warn once of an added loss whose parts are averaged though it is no mean over the examples."""
+        if self._strategy.num_replicas_in_sync == 1 or tf.executing_eagerly():
+            return
+        others = [loss for loss in self._model.losses if reduction_of(loss) not in ("mean", "same")]
+        if any(map(depends_on_data, others)):
+            self._warning.log(_ADDED)
 
     def _test_on_part(self, data: Any) -> None:
         x, y, sample_weight = unpacked(data)
-        y_pred, _ = self._forward(self._model, x, y, sample_weight, training=False)
-        self._compute_metrics(x, y, y_pred, sample_weight)
+        with self._counting(batch_size(x)):
+            y_pred, _ = self._forward(self._model, x, y, sample_weight, training=False)
+            self._compute_metrics(x, y, y_pred, sample_weight)
 
 
 def _forward(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> tuple[Any, Any]:

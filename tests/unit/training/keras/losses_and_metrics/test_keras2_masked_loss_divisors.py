@@ -80,3 +80,37 @@ def test_masked_losses_are_those_of_one_process(kind):
     for mine, other in zip(ours.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
     np.testing.assert_allclose(evaluate(ours, data, verbose=0), alone.evaluate(data, verbose=0), rtol=1e-4)
+
+
+class Added(keras.layers.Layer):
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+
+    def call(self, inputs):
+        self.add_loss(self.reduce(tf.square(inputs)))
+        return inputs
+
+
+@pytest.mark.skipif(not HAS_SEVERAL, reason="one device has the whole batch")
+@pytest.mark.parametrize(("reduce", "count"), [(tf.reduce_sum, 1), (tf.reduce_mean, 0)], ids=["sum", "mean"])
+def test_an_added_sum_is_named_once(reduce, count, caplog):
+    def made():
+        keras.utils.set_random_seed(2)
+        layers = [keras.layers.Dense(2, "relu", activity_regularizer="l2", kernel_regularizer="l2")]
+        model = keras.Sequential([keras.Input((4,)), *layers, Added(reduce)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    options = {"batch_size": 4, "verbose": 0}
+    with own_strategy().scope():
+        ours = made()
+    found = fit(ours, X, X[:, :2], epochs=2, shuffle=False, **options).history
+    assert caplog.text.count("no mean over the examples") == count
+    if not count:  # also where a replica has no examples
+        alone = made()
+        expected = alone.fit(X, X[:, :2], epochs=2, shuffle=False, **options).history
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        tested = alone.evaluate(X, X[:, :2], **options)
+        np.testing.assert_allclose(evaluate(ours, X, X[:, :2], **options), tested, rtol=1e-5)
