@@ -12,7 +12,7 @@ from tfdist._utils.tf_private import function_of_a_model
 from tfdist.errors import ConfigError
 from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.keras.model_checks import uses_xla
-from tfdist.training.keras.steps.step_base import KerasStep, check_metrics_of_checkpoint
+from tfdist.training.keras.steps.step_base import KerasStep, check_log, check_metrics_of_checkpoint
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.replica_times_and_nan_losses import Failure
 
@@ -159,6 +159,8 @@ class CustomStepAsIs(KerasStep):
             name: dict.fromkeys(value) if isinstance(value, dict) else None for name, value in result.items()
         }
         logs = tuple(self._reduced(value) for value in tf.nest.flatten(result))
+        for log in logs:
+            check_log(f"{self._name} of model {self._model.name}", log)
         return Totals(logs, self.empty_totals().stats)
 
     def _reduced(self, value: Any) -> tf.Tensor:

@@ -44,7 +44,7 @@ from tfdist.training.keras.steps.custom_step_replaced_methods import (
     optimizers_apply_by,
 )
 from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
-from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of
+from tfdist.training.keras.steps.step_base import MetricStep, check_log, traced_in_place, value_of
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.call_synchronized_layers import (
     has_synchronized_layers,
@@ -334,6 +334,7 @@ class CustomStepOnReplicas(MetricStep):
                 if result is value:
                     return _Log(metric, index, tf.TensorSpec([]))
             tensor = tf.convert_to_tensor(value)
+            check_log(f"{self._name} of model {self._model.name}", tensor)
             return _Log(None, 0, tf.TensorSpec(tensor.shape, tensor.dtype))
 
         return tf.nest.map_structure(described, found)

@@ -198,3 +198,10 @@ def check_metrics_of_checkpoint(mine: Sequence[Any], kept: Sequence[Any]) -> Non
     if [tuple(np.shape(value)) for value in mine] != [tuple(np.shape(value)) for value in kept]:
         problem = "has other metrics, or another number of replicas counts them"
         raise ConfigError("the checkpoint", problem, remedy="Compile the model with the same metrics")
+
+
+def check_log(where: str, value: tf.Tensor) -> None:
+    """Raise ConfigError for a value in the logs of a step that has a number for each example."""
+    if not value.shape.is_fully_defined():
+        problem = f"returns a tensor of the unknown shape {value.shape} in its logs, as one for each example"
+        raise ConfigError(where, problem, remedy="Return one number, such as its mean")

@@ -6,6 +6,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
@@ -206,3 +207,16 @@ def test_a_result_in_a_loss_has_no_gradient_and_rows_of_a_weight_are_no_examples
         assert found[name] == pytest.approx(values, rel=1e-6), name
     for mine, its in zip(own_weights, weights, strict=True):
         assert mine == pytest.approx(its, rel=1e-7)
+
+
+class LogsOfExamples(Computes):
+    def train_step(self, data):
+        return {"loss": self.losses_of(data)}
+
+
+def test_a_log_of_each_example_is_a_mistake_of_one_line(strategy):
+    with strategy.scope():
+        model = LogsOfExamples()
+        model.compile("sgd")
+    with pytest.raises(ConfigError, match=r"^train_step of model .* unknown shape \(None,\) .* its mean$"):
+        fit(model, X, LABELS, batch_size=4, verbose=0)
