@@ -52,6 +52,22 @@ def build_model(model: Any, batch_spec: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def build_metrics_of_own(keras: ModuleType, model: Any, batch: tuple[Any, Any, Any]) -> None:
+    """Build the metrics that a model updates itself, for the specs of x, y and sample weights.
+
+    Keras calls `compute_metrics` beforehand only if metrics are compiled.
+    """
+    if all(metric.variables for metric in model.metrics):
+        return
+    module: Any = importlib.import_module(f"{keras.__name__}.src.backend")
+    x, y, sample_weight = tf.nest.map_structure(
+        lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name) if hasattr(spec, "shape") else None, batch
+    )
+    with contextlib.suppress(Exception):  # a real error comes again when the step is traced
+        y_pred = module.compute_output_spec(model, x, training=False)
+        module.compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+
+
 def build_model_eagerly(keras: ModuleType, model: Any, batch: tuple[Any, Any, Any]) -> None:
     """Build a model, its metrics and its optimizer for x, y and sample weights, without a graph.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import build_for, has_call, is_keras_2, keras_of
-from tfdist._utils.keras_private import build_model, build_model_eagerly
+from tfdist._utils.keras_private import build_metrics_of_own, build_model, build_model_eagerly
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
 from tfdist.training.data.dataset_workarounds import with_none
@@ -136,6 +136,7 @@ class Session:
         with self.strategy.scope(), built_on_parts(model.optimizer):
             try:
                 build_model(model, batch)
+                build_metrics_of_own(keras_of(model), model, unpacked(batch))
             except Exception:
                 # Steps of its own call it in their own way, and build what else they need.
                 if not ((has_own_steps and model.built) or self._is_built_eagerly(batch)):

@@ -169,7 +169,21 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in (self.of_classes, self.total)}
 
 
-@pytest.mark.parametrize("base", [keras.Model, Summed, OwnStep], ids=lambda base: base.__name__)
+class UnbuiltMetric(keras.Model):
+    """A model whose metric makes its variables when it first counts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.f1 = keras.metrics.F1Score(average="macro")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.f1.update_state(tf.cast(y > 0.5, tf.float32), y_pred)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+@pytest.mark.parametrize(
+    "base", [keras.Model, Summed, OwnStep, UnbuiltMetric], ids=lambda base: base.__name__
+)
 def test_metrics_that_layers_and_losses_count_are_those_of_keras(base, caplog):
     def made():
         keras.utils.set_random_seed(1)
