@@ -66,9 +66,7 @@ def reduction_of(number: Any, rows: int | None = None, means: Collection[int] = 
         return "same" if is_same(number) else reduction_of(inputs[0], rows, means)
     if operation.type in ("Mul", "RealDiv", "DivNoNan"):
         return _of_product(operation, rows, means)
-    if is_number_of_chosen(number):
-        return "sum"
-    return "same" if is_same(number) else None
+    return "same" if is_same(number) else "sum" if is_number_of_chosen(number) else None
 
 
 def summands(operation: tf.Operation) -> list[tf.Tensor]:
@@ -104,7 +102,7 @@ def _of_product(operation: tf.Operation, rows: int | None, means: Collection[int
         kind = reduction_of(first, rows, means)
         sizes = [each for each in operations_behind([second], until=_is_size) if each.type in _SIZES]
         is_by_examples = bool(sizes)
-        if any(is_chosen(size.inputs[0]) for size in sizes):  # it is another number than that of all examples
+        if any(is_chosen(size.inputs[0]) and not is_same(size.inputs[0]) for size in sizes):
             return None
         return kind if not is_by_examples else "mean" if kind == "sum" else None
     if is_same(second):
