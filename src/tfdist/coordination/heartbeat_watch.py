@@ -6,6 +6,7 @@ answers.
 """
 
 import logging
+import numbers
 from collections.abc import Callable, Collection
 
 from tfdist.cluster.config import ClusterConfig, Task
@@ -27,7 +28,7 @@ _log = logging.getLogger("tfdist")
 
 def check_heartbeat_timeout(where: str, timeout: object) -> None:
     """Raise ConfigError unless a timeout that a script gives is a number of seconds, and long enough."""
-    if not (isinstance(timeout, (int, float)) and SHORTEST_TIMEOUT <= timeout < float("inf")):
+    if not (isinstance(timeout, numbers.Real) and SHORTEST_TIMEOUT <= float(timeout) < float("inf")):
         expected = f"a number of seconds from {SHORTEST_TIMEOUT:g}"
         raise ConfigError(f"{where}: heartbeat_timeout", expected=expected, received=shown(timeout))
 

@@ -306,7 +306,8 @@ class LaunchMonitor:
                     self.say(f"killed {count(orphans, 'process', 'processes')} that the tasks had started")
                 if left:
                     problem = f"SIGKILL has not ended the processes {left}; see their state with ps"
-                    self._error = LaunchError("launcher", problem, exits=self._exits)
+                    code = LOST if any(end.failed and end.lost for end in self._exits) else 1
+                    self._error = LaunchError("launcher", problem, exit_code=code, exits=self._exits)
 
     def _unstartable(self, name: str, program: str, reason: str) -> TfdistError:
         # A task that has started before is no mistake of the user.
@@ -354,7 +355,8 @@ class LaunchMonitor:
 
     def _say_signal(self) -> None:
         is_first, self._signals_reported = not self._signals_reported, len(self._signals)
-        name = signal.Signals(self._signals[-1]).name
+        counted = [number for number in self._signals if number != signal.SIGHUP] or self._signals
+        name = signal.Signals(counted[-1]).name
         if self._is_killing:
             self.say(f"{name}: killing the tasks")
         elif is_first:

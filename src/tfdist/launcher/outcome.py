@@ -77,8 +77,9 @@ class LaunchError(TfdistError, RuntimeError):
     """A cluster did not succeed: the first failure, or the signal that stopped it.
 
     Attributes:
-        exit_code: 2 if the first task to fail ended with that; 138 if it was lost, the chief saved its work
-            after a signal, or the supervisor was killed. 128 + n after signal n. Else 1.
+        exit_code: 2 if the first task to fail ended with that; 138 if it was lost, there was no room to start
+            it again, the chief saved its work after a signal, or the supervisor was killed. 128 + n after
+            signal n. Else 1.
         exits: How each task ended, in order of time.
         tail: The last lines of the log of the first task to fail.
     """
@@ -138,5 +139,5 @@ def _status_after(number: int, exits: Sequence[TaskExit], lead: Task) -> int:
 
     Servers and evaluators, which have nothing to save, end with 138 in any case.
     """
-    of_lead = [end for end in exits if end.task == lead]
+    of_lead = [end for end in exits if end.task == lead and not end.again]
     return LOST if of_lead and of_lead[-1].code == LOST else 128 + number

@@ -1,6 +1,7 @@
 """Start the supervisor of a launch, which is a process of its own."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, TaskLost
 from tfdist.launcher.supervisor.plan import SupervisorPlan
 
 _SECONDS_TO_END = 60.0  # when all tasks have been told to end at once
@@ -79,8 +80,11 @@ def started_supervisor(plan: SupervisorPlan, descriptors: Sequence[int]) -> Iter
                 )
             except OSError as error:
                 problem = f"cannot start its supervisor: {error.strerror}"
-                remedy = "See the limits of processes and memory (ulimit -a)"
-                raise ConfigError("launcher", problem, remedy=remedy) from error
+                if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+                    raise ConfigError("launcher", problem) from error
+                raise TaskLost(
+                    "launcher", problem, remedy="See the limits of processes (ulimit -a)"
+                ) from error
         try:
             with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
                 control.sendall(plan.to_json())

@@ -82,7 +82,10 @@ def _by_leaf(values: Sequence[Any], reduce: Any) -> Any:
 
 
 def _of_one_shape(leaves: list[tf.Tensor]) -> list[tf.Tensor]:
-    return list(tf.unstack(tf.stack(leaves)))  # which raises an error where others would broadcast
+    shapes = {tuple(leaf.shape) for leaf in leaves}
+    if len(shapes) > 1:  # they would be broadcast
+        raise ValueError(f"their shapes differ: {sorted(shapes)}")
+    return leaves
 
 
 def _mean(leaves: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:

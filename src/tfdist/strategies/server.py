@@ -137,11 +137,16 @@ def _tcp_transport(cluster: ClusterConfig, heartbeat_timeout: float) -> Iterator
             endpoint.close()  # what waits in it would outlast this process's end
 
 
+def _part_for_chief(grace: float) -> float:
+    """Return how long to serve a chief that saves; the rest of the grace is for this task's own end."""
+    return grace - min(_SECONDS_TO_END, grace / 6)
+
+
 def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, gives_up_first: bool) -> None:
     chief = cluster.address(("chief", 0))
     silence, refusals, told_at = SilenceClock(), 0, float("inf")
     looked_at, patience = time.monotonic(), timeout
-    for_chief_to_save = max(1.0, float(os.environ.get(GRACE, _DEFAULT_GRACE)) - _SECONDS_TO_END)
+    for_chief_to_save = _part_for_chief(float(os.environ.get(GRACE, _DEFAULT_GRACE)))
     if gives_up_first:
         patience = max(timeout / 2, timeout - _MOST_LATER)
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too

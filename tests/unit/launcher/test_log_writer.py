@@ -92,7 +92,7 @@ def test_a_log_without_end_is_said(tmp_path):
 def test_who_writes_the_logs_may_be_killed(tmp_path, nothing_left, has_room):  # noqa: F811
     (tmp_path / "limited.py").write_text(
         "import os\nfork, refused = os.fork, []\ndef limited():\n"
-        f"    if os.path.exists({str(tmp_path / 'killed')!r}) and len(refused) < 2:\n"
+        f"    if os.path.exists({str(tmp_path / 'full')!r}) and len(refused) < 2:\n"
         "        refused.append(1)\n        raise BlockingIOError(11, 'no room')\n"
         "    return fork()\nos.fork = limited\n"
     )
@@ -109,8 +109,9 @@ def test_who_writes_the_logs_may_be_killed(tmp_path, nothing_left, has_room):  #
         ) + command[2]
     with started(command) as process:
         writer = _log_writer(tmp_path, nothing_left)
-        (tmp_path / "killed").touch()
+        (tmp_path / "full").touch()
         os.kill(writer, signal.SIGKILL)
+        (tmp_path / "killed").touch()
         out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (0, b"")
     assert out.count(b"y" * 99) == 2000

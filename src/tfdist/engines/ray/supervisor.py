@@ -291,6 +291,8 @@ class RayCluster:
             _say(f"{member} is lost ({_status(status)}){what} in {reaction.pause:g} s; {left}")
         elif status and not reaction.asked and not reaction.again:
             self._failed = self._failed or (member, status)
+        elif status and reaction.asked and not self._policy.is_ending:
+            _say(f"{member} ended with {_status(status)}, after {self._lead} was done")
 
     def _restart_alone(self, member: _Member) -> None:
         if member.actor is None:

@@ -68,7 +68,8 @@ class Supervisor:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, _LAUNCHER_DIED, *_STOP_SIGNALS):  # the wakeup pipe says which
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+            is_of_terminal = number in SIGNALS_OF_TERMINALS
+            if not (is_of_terminal and signal.getsignal(number) is signal.SIG_IGN):  # as it is under nohup
                 signal.signal(number, lambda *_: None)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
@@ -209,6 +210,8 @@ class Supervisor:
             if error.startswith(FORK) and name in self._started:
                 reaction = self._policy.react(name, self._plan.lost)
                 self._send_event(lost=name, error=error, **reaction._asdict())
+                if self._policy.end_at <= time.monotonic():  # the others end or start again with it
+                    return True
                 continue
             if error:
                 self._send_event(unstartable=name, error=error, program=self._plan.command[0])
@@ -249,9 +252,14 @@ class Supervisor:
         # A shell that SIGTERM ends does not wait for its commands, which save.
         for pid in self._shells.keys() - groups_in_sessions(self._shells):
             exits.append((self._shells.pop(pid), pid, self._running.pop(pid)))
-        # Of tasks that end at the same time, one that a signal ended failed first; a lost one may name
-        # another.
-        for code, pid, name in sorted(exits, key=lambda end: (end[0] >= 0, end[0] == self._plan.lost)):
+
+        # Of tasks that end at the same time, the lead that is done comes first, since nobody needs the others
+        # after it. Then one that a signal ended: it failed first. A lost one may name another.
+        def order(end: tuple[int, int, str]) -> tuple[bool, bool, bool]:
+            code, _, name = end
+            return (name, code) != (self._plan.lead, 0), code >= 0, code == self._plan.lost
+
+        for code, pid, name in sorted(exits, key=order):
             reaction = self._policy.react(name, code)
             is_late = reaction.asked and not self._policy.is_ending  # the lead was done, and needs it no more
             self._send_event(exited=name, pid=pid, code=code, late=is_late, **reaction._asdict())
