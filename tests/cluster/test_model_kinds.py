@@ -80,6 +80,7 @@ ONE_PS = "1 ps and 2 workers in step"
 MORE = {
     "3 workers": ("multi_worker_mirrored", {"workers": 3}),
     "2 workers of 2 devices": ("multi_worker_mirrored", {"workers": 2, "options": {"logical_devices": 2}}),
+    "1 worker of 2 devices": ("multi_worker_mirrored", {"workers": 1, "options": {"logical_devices": 2}}),
     "2 ps and 3 workers": ("parameter_server", {"workers": 3, "ps": 2}),
     ONE_PS: ("parameter_server_sync", {"workers": 2, "ps": 1}),
     "2 ps and 3 workers in step": ("parameter_server_sync", {"workers": 3, "ps": 2}),

@@ -11,7 +11,7 @@ from tfdist.coordination.background_threads import each_in_time
 from tfdist.coordination.grpc_health_probe import answers
 from tfdist.errors import ConfigError, TaskLost
 from tfdist.launcher.share_cores_and_gpus import SHARES_GPU
-from tfdist.strategies.devices_and_threads import device_kind
+from tfdist.strategies.devices_and_threads import device_kind, devices_to_compute_on
 from tfdist.strategies.options import CommunicationOptions, StrategyOptions, is_gpu_used
 from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.strategy_classes import (
@@ -34,16 +34,23 @@ _log = logging.getLogger("tfdist")
 def collectives_of(options: CommunicationOptions) -> tf.distribute.experimental.CommunicationOptions:
     """Return the options of TensorFlow's collectives, which exchange all that no ring exchanges.
 
-    They leave `timeout_seconds` unset: `TimeLimit` ends a slow exchange. NCCL takes no GPU twice.
+    They leave `timeout_seconds` unset: `TimeLimit` ends a slow exchange.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
     implementation = "auto" if options.needs_tcp else options.wanted
-    if implementation == "auto" and SHARES_GPU in os.environ and device_kind() == "GPU":
-        _log.info("communication.implementation auto: workers share a GPU, so they exchange by gRPC")
+    if implementation == "auto" and shares_gpu():
+        _log.info("communication.implementation auto: replicas share a GPU, so they exchange by gRPC")
         implementation = "ring"
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=options.bytes_per_pack or 0, implementation=implementations[implementation.upper()]
     )
+
+
+def shares_gpu() -> bool:
+    """Return whether a GPU has several replicas, of this task or of others; NCCL takes no GPU twice."""
+    kind, devices = devices_to_compute_on()
+    is_split = devices > len(tf.config.get_visible_devices(kind))
+    return kind == "GPU" and (is_split or SHARES_GPU in os.environ)
 
 
 def shared_secret(cluster: ClusterConfig, name: StrategyName, options: CommunicationOptions) -> bytes | None:

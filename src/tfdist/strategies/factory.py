@@ -25,6 +25,7 @@ from tfdist.strategies.choose_transport import (
     collectives_of,
     exchange_over_ring,
     shared_secret,
+    shares_gpu,
     transfer_over_tcp,
 )
 from tfdist.strategies.cpu_malloc import keep_memory
@@ -181,6 +182,8 @@ def _connected(
         **{f"communication.{option}": getattr(options.communication, option) for option in names},
         "precision": options.precision,
         "number of devices": "{1} {0}".format(*devices_to_compute_on()),
+        "sharing of GPUs (set communication.implementation: ring)": options.communication.is_auto
+        and shares_gpu(),
         f"{SECRET} (set or not)": secret is not None,
     }
     shared = None if name in OF_PS else agreed

@@ -16,6 +16,7 @@ from tfdist._utils.tf_private import (
     replace_cross_device_ops,
     replicas_on,
     set_cluster_resolver,
+    worker_count,
 )
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.errors import ConfigError
@@ -139,6 +140,8 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
     def summed_over_workers(self, numbers: Sequence[float]) -> Sequence[float]:
         """Return the sums of the workers' numbers; all workers must call it."""
+        if worker_count(self) == 1:
+            return numbers
         sums: Sequence[float] = self.reduce("SUM", tf.constant(numbers, tf.float32), axis=None).numpy()
         return sums
 

@@ -179,8 +179,9 @@ def watch_variables_and_data(strategy: tf.distribute.Strategy) -> None:
 
     def check_split(dataset: tf.data.Dataset) -> None:
         policy = dataset.options().experimental_distribute.auto_shard_policy
-        is_whole = policy == tf.data.experimental.AutoShardPolicy.OFF  # each worker reads all of its own data
-        if not watch.state.inside and not is_whole:  # fit checks its data by itself
+        policies = tf.data.experimental.AutoShardPolicy
+        has_own = policy in (policies.OFF, policies.FILE)  # each worker reads data or files of its own
+        if not watch.state.inside and not has_own:  # fit checks its data by itself
             check_order(dataset, instead="")
 
     strategy.while_making, strategy.check_split = while_making, check_split

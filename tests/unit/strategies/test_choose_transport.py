@@ -65,11 +65,12 @@ def test_gpus_are_said_to_use_tensorflow(caplog, monkeypatch):
 
 def test_workers_that_share_a_gpu_exchange_without_nccl(caplog, monkeypatch):
     monkeypatch.setenv("TFDIST_SHARES_GPU", "1")
-    monkeypatch.setattr(choose_transport, "device_kind", lambda: "GPU")
+    monkeypatch.setattr(choose_transport, "devices_to_compute_on", lambda: ("GPU", 1))
+    monkeypatch.setattr(choose_transport.tf.config, "get_visible_devices", lambda _: ["a GPU"])
     ring = choose_transport.tf.distribute.experimental.CommunicationImplementation.RING
     with caplog.at_level("INFO", "tfdist"):
         assert collectives_of(CommunicationOptions()).implementation == ring
-    assert "workers share a GPU" in caplog.text
+    assert "replicas share a GPU" in caplog.text
     nccl = CommunicationOptions(implementation="nccl")
     assert collectives_of(nccl).implementation != ring  # as it is asked for
 

@@ -19,7 +19,7 @@ from tfdist.engines.ray import task_process
 from tfdist.engines.ray.launch_plan import FILES
 from tfdist.launcher.environment import default_variables, inherited_variables
 from tfdist.launcher.send_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
-from tfdist.launcher.share_cores_and_gpus import Cores
+from tfdist.launcher.share_cores_and_gpus import SHARES_GPU, Cores
 
 _SECONDS_BETWEEN_READS = 0.2
 _SECONDS_TO_ANSWER = 5.0
@@ -144,10 +144,12 @@ class TaskActor:
         width = Cores(start.threads).environment()  # in place of OMP_NUM_THREADS, which Ray sets
         # TensorFlow would allocate all memory of GPUs that Ray has given to nobody, or to another task.
         hidden = {} if ray.get_gpu_ids() else {"CUDA_VISIBLE_DEVICES": "-1"}
+        part = ray.get_runtime_context().get_assigned_resources().get("GPU", 0) % 1
+        shares = {SHARES_GPU: "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true"} if part else {}
         own = {"PYTHONPATH": _import_path(), "TMPDIR": self._scratch.name}
         if start.is_lead:
             own |= {PROGRESS_FILE: str(Path(self._scratch.name, "progress.json")), LOG_PROGRESS: "1"}
-        return {**given, **width, **hidden, **own, **start.variables}
+        return {**given, **width, **hidden, **shares, **own, **start.variables}
 
     def _folder(self, wanted: str) -> str:
         """Return the folder in which the task runs: that of the job's runtime environment, if it has one."""

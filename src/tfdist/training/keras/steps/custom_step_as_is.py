@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import as_in_keras, flat_logs, is_keras_2
 from tfdist._utils.strategy_kinds import has_mirrored_workers
-from tfdist._utils.tf_private import function_of_a_model
+from tfdist._utils.tf_private import function_of_a_model, worker_count
 from tfdist.errors import ConfigError
 from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.keras.model_checks import uses_xla
@@ -166,7 +166,7 @@ class CustomStepAsIs(KerasStep):
     def _reduced(self, value: Any) -> tf.Tensor:
         # Metrics of Keras 2 reduce over the replicas in result(), which returns one value.
         is_alone = self._strategy.num_replicas_in_sync == 1 or tf.is_tensor(value)
-        several = has_mirrored_workers(self._strategy)
+        several = has_mirrored_workers(self._strategy) and worker_count(self._strategy) > 1
         if is_alone and not several:
             return tf.convert_to_tensor(value)
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
