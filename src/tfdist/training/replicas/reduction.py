@@ -57,8 +57,9 @@ def without_fixed_size(data: Any) -> Any:
 
 
 def _without_fixed_size(part: Any) -> Any:
-    if isinstance(part, tf.RaggedTensor):
-        return tf.nest.map_structure(_without_fixed_size, part, expand_composites=True)
+    if isinstance(part, tf.RaggedTensor) and part.uniform_row_length is None:
+        rows, splits = _without_fixed_size(part.values), _without_fixed_size(part.row_splits)
+        return tf.RaggedTensor.from_row_splits(rows, splits, validate=False)
     if not isinstance(part, tf.Tensor) or not part.shape.rank or part.shape[0] is None:
         return part
     return tf.compat.v1.placeholder_with_default(part, [None, *part.shape[1:]])

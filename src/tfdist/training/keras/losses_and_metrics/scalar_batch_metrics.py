@@ -122,6 +122,7 @@ class BatchMeans:
             return values
         if not isinstance(values, tf.Tensor) or not is_without_rows(values, self._rows):
             return None
+        values = tf.cast(values, metric.dtype)
         return tf.reduce_mean(values) * values.shape[0] if self._averages(metric) else tf.reduce_sum(values)
 
     def _averages(self, metric: Any) -> bool:

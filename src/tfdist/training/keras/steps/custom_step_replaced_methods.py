@@ -152,13 +152,16 @@ class ReplacedMethods:
         self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
     ) -> Any:
         """Count a mean over a replica's part by the part's share of the batch, which counts once in all."""
-        del metric
         replica = getattr(self._here, "replica", None)
         if replica is None:
             return original(values, sample_weight=sample_weight)
         is_unweighted, count = self._replicas > 1 and sample_weight is None, 1
         if is_unweighted and tf.is_tensor(values) and is_without_rows(values, rows_of(replica.data)):
-            values, count = tf.reduce_mean(values), values.shape[0]  # such as one number for each class
+            values = tf.cast(values, metric.dtype)  # such as one number for each class
+            if type(metric) is self._keras.metrics.Sum:
+                values = tf.reduce_sum(values)
+            else:
+                values, count = tf.reduce_mean(values), values.shape[0]
         if self._keras.ops.ndim(values):
             return original(values, sample_weight=sample_weight)
         values = part_of_number(values, replica) if self._replicas > 1 else values
