@@ -84,15 +84,16 @@ def predict(
         calls = make_callbacks(both, model, strategy, verbose=shown, steps=expected)
         size = None if is_keras_2(model) else size_of_shuffled(made)
         begins_again = size is not None and size == expected
-        stopping = Stopping(callbacks, model, strategy, "predicting")
         batches = _predicted(
             model,
             data,
             Coordination(strategy),
             traces,
             begins_again=begins_again,
-            are_own=stopping.is_within_epochs,
+            are_own=lambda: stopping.is_within_epochs,
         )
+        # After the data, with which the workers compare their calls before they exchange anything.
+        stopping = Stopping(callbacks, model, strategy, "predicting")
         parts = _collected(batches, model, calls, stopping, expected)
     if not parts:
         raise DataError("the data", "contain no batch")
@@ -185,7 +186,7 @@ def _predicted(
     traces: Traces,
     *,
     begins_again: bool,
-    are_own: bool,
+    are_own: Callable[[], bool],
 ) -> Generator[_Part, None, None]:
     """Yield the examples' numbers and outputs, in the order of arrival.
 
@@ -291,12 +292,12 @@ def _of_all_replicas(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
 
 
 def _predicted_in_step(
-    run: Any, dataset: Any, settle: Callable[[], None], *, begins_again: bool, are_own: bool
+    run: Any, dataset: Any, settle: Callable[[], None], *, begins_again: bool, are_own: Callable[[], bool]
 ) -> Generator[_Part, None, None]:
     """Yield what each batch has; call `settle` after what callbacks have written."""
     settle()  # here and not where the generator is made: on_predict_begin comes between
     for index, batch in enumerate(dataset):
-        if are_own and index:
+        if index and are_own():
             settle()
         numbers, values = run(batch)
         yield numbers.numpy(), decoded(values)
