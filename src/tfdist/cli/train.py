@@ -254,7 +254,7 @@ def _apply_without_launcher(section: LaunchSection, *, is_chief: bool) -> None:
         os.environ.update(thread_variables(section.threads))
     ignored = [
         f"launch.{name}"
-        for name in ("pin", "restarts", "network_isolation")
+        for name in ("pin", "restarts", "network_isolation", "grace")
         if getattr(section, name) != getattr(LaunchSection(), name)
     ]
     if ignored and is_chief:
@@ -285,8 +285,10 @@ def _print_report(folder: RunFolder) -> None:
         raise TaskLost(str(path), "was removed during the run", remedy="Start the run again") from None
     page = folder.root / PAGE
     place = shlex.quote(short_path(folder.place))
+    accuracy = report["test_accuracy"]
+    shown_accuracy = "NaN or infinite" if accuracy is None else f"{accuracy:.4f}"
     rows = [
-        ("test accuracy", f"{report['test_accuracy']:.4f}   ({report['steps']:,} steps on {report['data']})"),
+        ("test accuracy", f"{shown_accuracy}   ({report['steps']:,} steps on {report['data']})"),
         ("time", duration(report["seconds"])),
         ("SavedModel", short_path(report["export"])),
         ("report", short_path(folder.shown(page if page.exists() else path))),

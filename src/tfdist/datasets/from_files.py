@@ -124,7 +124,7 @@ def _read_folder(root: Path, image_size: tuple[int, int] | None) -> Contents:
     classes = tuple(sorted(train_files))
     # The first image decides whether all are grey or in colour; then grey images get three channels.
     first = first_shape(_image_part(train_files, classes, image_size, channels=0))[2]
-    channels = {1: 0, 2: 1}.get(first, 3)  # without transparency, which is a second or fourth channel
+    channels = 0 if first == 1 else 3
     # Mixed, since evaluation.batches takes the first test images.
     train, test = (
         _image_part(files, classes, image_size, channels=channels, is_mixed=files is test_files)
@@ -206,7 +206,9 @@ def _image_part(
     paths, labels = [str(path) for path, _ in images], [label for _, label in images]
 
     def load(path: Any, label: Any) -> tuple[Any, Any]:
-        return decode(tf.io.read_file(path), image_size, channels), label
+        image = decode(tf.io.read_file(path), image_size, channels)
+        found = tf.shape(image)[-1]
+        return image[..., : found - 1 + found % 2], label  # a second or fourth channel is transparency
 
     dataset = tf.data.Dataset.from_tensor_slices(
         (tf.constant(paths, tf.string), tf.constant(labels, tf.int32))

@@ -6,6 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._utils.import_by_name import import_object
+from tfdist._utils.keras_private import learning_rate_variable
+from tfdist._utils.nested_optimizers import without_loss_scale
 from tfdist._utils.shared_config_types import Named, name_and_arguments
 from tfdist.errors import ConfigError, shown
 from tfdist.trainer.checkpoint_manager import CallbackFacts
@@ -132,7 +134,8 @@ class Callbacks:
             ConfigError: A callback leaves other weights in the model between epochs, or sets the learning
                 rate of a schedule.
         """
-        if learning_rate(model) is None:
+        rate = learning_rate_variable(without_loss_scale(model.optimizer))
+        if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
             _refuse_setters_of_rate(callbacks)
         if any(getattr(callback, "swap_on_epoch", False) for callback in callbacks):
             problem = "SwapEMAWeights with swap_on_epoch changes the weights of checkpoints"

@@ -235,6 +235,11 @@ class CheckpointManager:
 
         self.writer.save(step, values, facts, also=also, files=files, then=upload)
 
+    def record_evaluator(self) -> None:
+        """Record what the evaluator has noted since the last checkpoint; call this before recording own results."""
+        if self._evaluator is not None:
+            self._evaluator.record_new()
+
 
 def check_total(place: str, step: int, total: int) -> None:
     """Raise ConfigError if a run has a checkpoint of a step after its last one."""
@@ -250,7 +255,8 @@ def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, An
         earlier["data.name"] = trained["data.name"]
     for name in {**earlier, **trained}:
         before, value = earlier.get(name), trained.get(name)
-        if before != value:
+        is_option = name.startswith("model.options.")  # which may be null
+        if before != value or (is_option and (name in earlier) != (name in trained)):
             problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
             remedy = "Set another --run_dir, or the same value"
             raise ConfigError(where, problem, remedy=remedy)

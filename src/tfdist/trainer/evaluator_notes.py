@@ -14,7 +14,7 @@ from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist._utils.write_files import write_json
 from tfdist.errors import StorageError
 from tfdist.launcher.record_events import EventFile, record
-from tfdist.launcher.run_events import Evaluated, read_events, stamped
+from tfdist.launcher.run_events import FILE, Evaluated, read_events, stamped
 from tfdist.trainer.run_folder import RunFolder
 
 _log = logging.getLogger("tfdist")
@@ -43,9 +43,9 @@ class EvaluatorNotes:
     """The notes of the evaluator, as the chief reads them."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Begin after those of earlier starts, which these have recorded."""
+        """Begin after the last evaluation among the events of the run."""
         self._folder = folder
-        self._seen = max((event.step for event in self._evaluations()), default=-1)
+        self._seen = max((event.step for event in _evaluations(folder.root / FILE)), default=-1)
 
     def best_step(self) -> int:
         """Return the step that is noted as the best; 0 if there is none."""
@@ -53,17 +53,18 @@ class EvaluatorNotes:
 
     def record_new(self) -> None:
         """Record the results that are new among the events of the run."""
-        for event in self._evaluations():
+        for event in _evaluations(self._folder.evaluations_file):
             if event.step > self._seen:
                 self._seen = event.step
                 record(event)
 
-    def _evaluations(self) -> list[Evaluated]:
-        try:
-            events = read_events(self._folder.evaluations_file)
-        except OSError:  # the evaluator has not begun
-            return []
-        return [event for event in events if isinstance(event, Evaluated)]
+
+def _evaluations(file: Path) -> list[Evaluated]:
+    try:
+        events = read_events(file)
+    except OSError:  # nothing has been written yet
+        return []
+    return [event for event in events if isinstance(event, Evaluated)]
 
 
 def _read_best(file: Path) -> _Best:

@@ -483,6 +483,7 @@ class Run:
             callbacks.after_test(results)
         if self._summaries is not None:
             self._summaries.add("test", self.step, results)
+            self._checkpoint_manager.record_evaluator()
             record(Evaluated(step=self.step, results=dict(results)))
             _log.info("step %d of %d: test %s", self.step, self.total, as_text(results))
         return results

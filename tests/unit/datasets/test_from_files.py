@@ -96,6 +96,17 @@ def test_transparency_is_dropped_from_all_images(folder, tmp_path, channels, lef
     np.testing.assert_array_equal(everything(data, "train")[0][0], first)
 
 
+def test_a_grey_image_with_transparency_leaves_others_their_kind(folder, tmp_path):
+    first, *others = sorted((folder / "train").rglob("*.png"))
+    for path in folder.rglob("*.png"):
+        write_png(path, picture(channels=1))
+    write_png(others[-1], picture(channels=2))
+    assert opened(folder, tmp_path).image_shape == (6, 5, 1)
+    for path in folder.rglob("*.png"):
+        write_png(path, picture(channels=2 if path == first else 3))
+    assert "expected an image of 6 x 5 x 1, received 6 x 5 x 3" in refused(folder, tmp_path)
+
+
 def test_labels_of_one_class_are_refused(tmp_path):
     images, labels = np.stack([picture() for _ in range(4)]), np.zeros(4, np.int32)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)

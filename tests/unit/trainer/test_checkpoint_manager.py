@@ -10,8 +10,8 @@ from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
-from tfdist.launcher.record_events import listening
-from tfdist.launcher.run_events import Evaluated
+from tfdist.launcher.record_events import events_to_file, record
+from tfdist.launcher.run_events import FILE, Evaluated, read_events
 from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import read_config
 from tfdist.trainer.evaluator_notes import note_results
@@ -132,18 +132,27 @@ def test_the_best_checkpoint_of_an_evaluator_is_kept(tmp_path, cache, caplog):
 
 def test_the_results_of_an_evaluator_are_events_of_the_chief(tmp_path, cache):
     text = "cluster: {chief: 1, worker: 1, ps: 1, evaluator: 1}"
-    folder, events = RunFolder.at(tmp_path), []
+    folder = RunFolder.at(tmp_path)
+
+    def found():
+        events = read_events(tmp_path / FILE) if (tmp_path / FILE).exists() else []
+        return [(event.step, event.results["accuracy"]) for event in events if isinstance(event, Evaluated)]
 
     def saved(manager, step, results):
-        with listening(events.append):
+        with events_to_file(tmp_path / FILE):
             manager.save(step, {"a": np.zeros(2)}, results)
-        return [(event.step, event.results) for event in events if isinstance(event, Evaluated)]
+        return found()
 
     manager = manager_of(tmp_path, text, cache)
     assert saved(manager, 2, {}) == []
     for step in (2, 4, 2):  # it begins again
         note_results(folder, step, {"accuracy": step / 10})
-    assert saved(manager, 4, {}) == [(2, {"accuracy": 0.2}), (4, {"accuracy": 0.4})]
-    assert len(saved(manager_of(tmp_path, text, cache), 6, {})) == 2  # a later start records none again
+    assert saved(manager, 4, {}) == [(2, 0.2), (4, 0.4)]
+    note_results(folder, 5, {"accuracy": 0.5})  # while the chief is gone
+    later = manager_of(tmp_path, text, cache)  # which records none again
+    assert saved(later, 6, {}) == [(2, 0.2), (4, 0.4), (5, 0.5)]
     note_results(folder, 6, {"accuracy": 0.6})
-    assert len(saved(manager, 8, {"accuracy": 0.5})) == 2  # what the chief has found itself stays the last
+    with events_to_file(tmp_path / FILE):
+        later.record_evaluator()
+        record(Evaluated(step=8, results={"accuracy": 0.8}))
+    assert saved(later, 8, {"accuracy": 0.8})[-2:] == [(6, 0.6), (8, 0.8)]  # its own stays the last

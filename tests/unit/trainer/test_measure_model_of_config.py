@@ -47,7 +47,7 @@ def own(image_shape, classes):
 def _measured(name, examples=32, **train):
     sections = {
         "data": {"name": "digits"},
-        "model": {"name": f"test_measure_model_sizes:{name}"},
+        "model": {"name": f"{__name__}:{name}"},
         "train": train,
     }
     return measure_model(msgspec.convert(sections, Config), examples)
