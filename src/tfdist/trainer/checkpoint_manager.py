@@ -236,7 +236,7 @@ class CheckpointManager:
         self.writer.save(step, values, facts, also=also, files=files, then=upload)
 
     def record_evaluator(self) -> None:
-        """Record what the evaluator has noted since the last checkpoint; call this before recording own results."""
+        """Record what the evaluator has noted since the last checkpoint, before results of this process."""
         if self._evaluator is not None:
             self._evaluator.record_new()
 
