@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -81,18 +82,19 @@ class BatchMeans:
         self._without = {id(metric) for metric in without}
         self._variables: set[int] = set()  # ids
         self._warned: set[str] = set()
+        self._here = threading.local()  # a synchronized layer hands over to the thread of another replica
         self.begin(None)
 
     def begin(self, rows: int | None) -> None:
-        """Forget the numbers of the trace before; `rows` is the number of examples of a replica, if fixed."""
-        self._rows = rows
-        self._terms: dict[int, list[Term] | None] = {}  # by the ids of `total`; None if one is unknown
+        """Forget the numbers of this thread's trace before; `rows` is the number of its examples, if fixed."""
+        self._here.rows = rows
+        self._here.terms = {}  # lists by the ids of `total`; None if one is unknown
 
     @property
     def numbers(self) -> Numbers:
         """Return the numbers since `begin` of which it is known how the parts make the whole."""
-        terms = {key: terms for key, terms in self._terms.items() if terms is not None}
-        return Numbers(terms, self._rows)
+        terms = {key: terms for key, terms in self._here.terms.items() if terms is not None}
+        return Numbers(terms, self._here.rows)
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which metrics that get one number for a batch are noted."""
@@ -102,25 +104,25 @@ class BatchMeans:
     def _count(
         self, original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
     ) -> Any:
-        if id(metric) in self._without:
+        if id(metric) in self._without or not hasattr(self._here, "terms"):  # no replica's thread
             return original(values, sample_weight=sample_weight)
         key, terms = id(metric.total), None
         number = None if sample_weight is not None else self._number(metric, values)
         if number is not None:
             self._variables |= {key} | ({id(metric.count)} if self._averages(metric) else set())
-            terms = terms_of(number, self._rows, is_trained=False)
+            terms = terms_of(number, self._here.rows, is_trained=False)
             if terms is None and metric.name not in self._warned:
                 self._warned.add(metric.name)
                 _log.warning(_INEXACT, metric.name)
-        before = self._terms.get(key, [])
-        self._terms[key] = None if before is None or terms is None else [*before, *terms]
+        before = self._here.terms.get(key, [])
+        self._here.terms[key] = None if before is None or terms is None else [*before, *terms]
         return original(values, sample_weight=sample_weight)
 
     def _number(self, metric: Any, values: Any) -> Any:
         """Return what values without examples add to a metric's total; None if they have examples."""
         if not self._keras.ops.ndim(values):
             return values
-        if not isinstance(values, tf.Tensor) or not is_without_rows(values, self._rows):
+        if not isinstance(values, tf.Tensor) or not is_without_rows(values, self._here.rows):
             return None
         values = tf.cast(values, metric.dtype)
         return tf.reduce_mean(values) * values.shape[0] if self._averages(metric) else tf.reduce_sum(values)
