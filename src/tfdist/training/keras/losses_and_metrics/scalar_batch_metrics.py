@@ -86,7 +86,7 @@ class BatchMeans:
         self.begin(None)
 
     def begin(self, rows: int | None) -> None:
-        """Forget the numbers of this thread's trace before; `rows` is the number of its examples, if fixed."""
+        """Forget what this thread has noted before; `rows` is the number of its examples, if fixed."""
         self._here.rows = rows
         self._here.terms = {}  # lists by the ids of `total`; None if one is unknown
 
