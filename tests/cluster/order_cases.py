@@ -38,6 +38,7 @@ def drawn(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 def _split(strategy: Any, names: np.ndarray, seed: int | None) -> str:
     """Distribute shuffled data as a loop of the user's does after tfdist.start(); return why they are refused."""
     watch_variables_and_data(strategy)
+    tf.random.set_seed(None)  # other cases may have set it
     try:
         strategy.experimental_distribute_dataset(
             tf.data.Dataset.from_tensor_slices(names).shuffle(EXAMPLES, seed).batch(6)
