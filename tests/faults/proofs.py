@@ -13,7 +13,7 @@ __all__ = ["prove_exact", "prove_lost", "prove_nothing_left", "variables"]
 _OF_A_RUN = re.compile(
     r"report\.(json|html)|report/(answers\.json|mistake-\d+\.png)|events\.jsonl|logs/[a-z]+-\d+\.log"
     r"|summaries/(train|test|evaluator)/events\.[^/]+"
-    r"|checkpoints/(reached|(history|best)\.json|\d+/(about\.json|variables\.(index|data-\d+-of-\d+)))"
+    r"|checkpoints/(reached|evaluations\.jsonl|(history|best)\.json|\d+/(about\.json|variables\.(index|data-\d+-of-\d+)))"
     r"|export/(latest|\d+/(assets|metadata\.json|(saved_model|fingerprint)\.pb|variables/variables\..+))"
 )
 # TensorFlow removes what AutoGraph writes when a process ends, which SIGKILL does not let it do; the launcher
