@@ -62,8 +62,7 @@ class Bench:
     @property
     def replicas(self) -> int:
         """Return the number of parts that one process cuts a batch into."""
-        replicas = Replicas.of(self.settings.config, self.cluster)
-        return replicas.devices if replicas.strategy in ("mirrored", "multi_worker_mirrored") else 1
+        return Replicas.of(self.settings.config, self.cluster).per_process
 
     @property
     def cores(self) -> int:

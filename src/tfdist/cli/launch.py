@@ -28,6 +28,7 @@ from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
 from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.launcher.console import ScreenOptions
+from tfdist.launcher.environment import DEFAULT_GRACE
 from tfdist.launcher.launch_tasks import NetworkIsolation, launch
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.profiling.timeline_paths import timelines_in
@@ -64,7 +65,7 @@ def main(
     pin: Annotated[bool, Flag("Bind each task that computes to cores of its own.")] = False,
     grace: Annotated[
         float, Flag("The seconds that the tasks have to end after SIGTERM, such as to save.", least=0.1)
-    ] = 30.0,
+    ] = DEFAULT_GRACE,
     network_isolation: Annotated[
         NetworkIsolation,
         Flag(

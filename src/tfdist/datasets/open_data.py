@@ -44,6 +44,12 @@ class Data(Prepared):
     name: str
     substitute_for: str | None
 
+    @property
+    def described(self) -> str:
+        """Return name, fingerprint and what is replaced, for a message about tasks with different data."""
+        replaced = f" in place of '{self.substitute_for}'" if self.substitute_for else ""
+        return f"'{self.name}' {self.fingerprint}{replaced}"
+
     def train(
         self,
         batch: int,

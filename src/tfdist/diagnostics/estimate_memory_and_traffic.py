@@ -80,7 +80,7 @@ class _Step:
     def __init__(self, config: Config, cluster: ClusterConfig, sizes: ModelSizes, replicas: Replicas) -> None:
         self._cluster, self._sizes, self._config = cluster, sizes, config
         self._examples = replicas.examples
-        self._devices = replicas.devices if replicas.strategy in ("mirrored", "multi_worker_mirrored") else 1
+        self._devices = replicas.per_process
         self._workers = max(1, cluster.size("worker"))
         self._is_in_step = replicas.strategy == "parameter_server_sync"
         self._dtype = config.communication.dtype or "float32"

@@ -16,6 +16,7 @@ from tfdist.launcher.share_cores_and_gpus import Cores
 # The variable of all tasks of a launch, also of those that it starts again: their checkpoints are its own.
 START = "TFDIST_START"
 ENGINE = "TFDIST_ENGINE"  # marks a task that an engine has started, with the threads of the config
+DEFAULT_GRACE = 30.0  # as Kubernetes and Slurm have it
 GRACE = "TFDIST_GRACE"  # the seconds that a launcher gives its tasks to end after SIGTERM
 LAUNCH = "TFDIST_LAUNCH"  # marks every descendant of the tasks of a launch
 # The variable with the secret that only the tasks of a launch know.

@@ -20,7 +20,7 @@ from tfdist.errors import LOST, ConfigError, did_you_mean, shown
 from tfdist.launcher import send_reports
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.dispatch_events import LaunchOutput
-from tfdist.launcher.environment import GRACE, LAUNCH, SECRET, START, task_environment
+from tfdist.launcher.environment import DEFAULT_GRACE, GRACE, LAUNCH, SECRET, START, task_environment
 from tfdist.launcher.launch_monitor import LaunchMonitor
 from tfdist.launcher.outcome import LaunchReport
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
@@ -54,7 +54,7 @@ def launch(
     gpus: Sequence[str] | None = None,
     pin: bool = False,
     network_isolation: NetworkIsolation = "auto",
-    grace: float = 30.0,
+    grace: float = DEFAULT_GRACE,
     linger: float | None = None,
     restarts: int = 0,
     alone: Collection[str] = ("evaluator",),

@@ -37,7 +37,14 @@ from tfdist.strategies.devices_and_threads import (
     devices_to_compute_on,
     threads_to_wait,
 )
-from tfdist.strategies.options import Communication, Device, Precision, StrategyOptions, is_gpu_used
+from tfdist.strategies.options import (
+    UNSET_BACKEND,
+    Communication,
+    Device,
+    Precision,
+    StrategyOptions,
+    is_gpu_used,
+)
 from tfdist.strategies.share_random_state import share_random_state
 from tfdist.strategies.strategy_classes import (
     Mirrored,
@@ -210,8 +217,7 @@ def check_strategy(cluster: ClusterConfig, strategy: str = "auto", **options: An
 def _checked(cluster: ClusterConfig, strategy: str, options: StrategyOptions) -> StrategyName:
     backend = tf.keras.backend.backend()
     if backend != "tensorflow":
-        remedy = "Unset KERAS_BACKEND, or set it to tensorflow; ~/.keras/keras.json may name another one too"
-        raise ConfigError("Keras", expected="the backend tensorflow", received=backend, remedy=remedy)
+        raise ConfigError("Keras", expected="the backend tensorflow", received=backend, remedy=UNSET_BACKEND)
     gpus = len(tf.config.list_physical_devices("GPU"))
     devices = gpus if is_gpu_used(options.device, gpus) else options.logical_devices or 1
     name = strategy_name(strategy, cluster, devices=devices)

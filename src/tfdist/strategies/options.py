@@ -12,6 +12,7 @@ from tfdist._utils.shared_config_types import AboveZero, NotNegative, Positive, 
 from tfdist.errors import ConfigError
 from tfdist.strategies.strategy_names import OF_ONE_PROCESS, OF_PS
 
+UNSET_BACKEND = "Unset KERAS_BACKEND, or set it to tensorflow; ~/.keras/keras.json may name another one too"
 Device = Literal["auto", "cpu", "gpu"]
 Implementation = Literal["auto", "tcp", "grpc", "ring", "nccl"]
 WireType = Literal["float32", "bfloat16", "float16", "int8"]

@@ -20,7 +20,7 @@ from tfdist.coordination.only_peers import admitting_only_peers
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT, await_servers
 from tfdist.errors import ConfigError, Preempted, TaskLost
-from tfdist.launcher.environment import GRACE, LAUNCH, reach_directly
+from tfdist.launcher.environment import DEFAULT_GRACE, GRACE, LAUNCH, reach_directly
 from tfdist.profiling.cluster_recording import offer_to_record
 from tfdist.strategies.cpu_malloc import keep_memory
 from tfdist.strategies.devices_and_threads import check_device, server_config
@@ -33,8 +33,7 @@ _log = logging.getLogger("tfdist")
 _SECONDS_BETWEEN_PROBES = 1.0
 _MOST_LATER = 5.0  # seconds by which its last look at the chief may be later than the chief's at it
 _SECONDS_WHEN_TOLD_TO_END = 0.1  # the sender of the signal waits
-_DEFAULT_GRACE = 30.0  # seconds that Kubernetes, Slurm and our launcher give before SIGKILL
-_SECONDS_TO_END = 5.0  # of them
+_SECONDS_TO_END = 5.0  # of the grace
 
 
 def serve(
@@ -146,7 +145,7 @@ def _wait_until_gone(cluster: ClusterConfig, timeout: float, notice: Notice, *, 
     chief = cluster.address(("chief", 0))
     silence, refusals, told_at = SilenceClock(), 0, float("inf")
     looked_at, patience = time.monotonic(), timeout
-    for_chief_to_save = _part_for_chief(float(os.environ.get(GRACE, _DEFAULT_GRACE)))
+    for_chief_to_save = _part_for_chief(float(os.environ.get(GRACE, DEFAULT_GRACE)))
     if gives_up_first:
         patience = max(timeout / 2, timeout - _MOST_LATER)
     while refusals < 2 and not was_dismissed():  # twice, because a listener with a full queue refuses too

@@ -49,10 +49,8 @@ def check_same_on_workers(strategy: tf.distribute.Strategy, config: Config, data
     if key != _DATA:
         remedy = "Start all tasks with the same file and the same --set"
         raise ConfigError(key, f"{problem}; here it is {json.dumps(compared[key])}", remedy=remedy)
-    here = f"'{data.name}' {data.fingerprint}"
-    here += f" in place of '{data.substitute_for}'" if data.substitute_for else ""
     remedy = "Copy the same files to all machines, or set TFDIST_CACHE_DIR to a folder that they share"
-    raise DataError("the data set", f"{problem}; here it is {here}", remedy=remedy)
+    raise DataError("the data set", f"{problem}; here it is {data.described}", remedy=remedy)
 
 
 def _compared(config: Config, data: Data) -> Iterator[tuple[str, Any]]:

@@ -84,10 +84,8 @@ def _check_same_data(checkpoint: Checkpoint, data: Data) -> None:
     """Raise DataError if the run trains on other data than this task has."""
     fingerprint = checkpoint.facts.get("trained", {}).get("data.fingerprint", data.fingerprint)
     if fingerprint != data.fingerprint:
-        here = f"'{data.name}' {data.fingerprint}"
-        here += f" in place of '{data.substitute_for}'" if data.substitute_for else ""
         trained = f"'{checkpoint.facts['trained'].get('data.name')}' {fingerprint}"
-        problem = f"of the evaluator differs from that of the run, {trained}; here it is {here}"
+        problem = f"of the evaluator differs from that of the run, {trained}; here it is {data.described}"
         remedy = "Copy the same files to its machine, or set TFDIST_CACHE_DIR to a folder that both share"
         raise DataError("the data set", problem, remedy=remedy)
 

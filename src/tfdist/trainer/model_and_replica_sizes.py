@@ -93,6 +93,11 @@ class Replicas:
     devices: int
     examples: int
 
+    @property
+    def per_process(self) -> int:
+        """Return how many replicas one process has."""
+        return self.devices if self.strategy in ("mirrored", "multi_worker_mirrored") else 1
+
     @classmethod
     def of(cls, config: Config, cluster: ClusterConfig, devices: int | None = None) -> "Replicas":
         """Return the replicas of a config on a cluster, with this machine's devices if no number is given."""

@@ -18,6 +18,7 @@ from tfdist import __version__
 from tfdist._utils.run_process import last_line, run_process
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings
 from tfdist.diagnostics.environment import gpu_names
+from tfdist.strategies.options import UNSET_BACKEND
 
 _SECONDS_TO_LOAD = 180.0
 _CODE = """
@@ -32,7 +33,6 @@ print(json.dumps({
 }))
 """
 _OTHER_BACKENDS = ("jax", "torch", "openvino")  # of Keras
-_UNSET_BACKEND = "Unset KERAS_BACKEND, or set it to tensorflow; ~/.keras/keras.json may name another one too"
 _find = Findings(MACHINE)
 
 
@@ -91,7 +91,7 @@ def _tensorflow(loaded: Loaded, problem: str) -> Iterator[Finding]:
     found = f"{loaded.tensorflow} with Keras {loaded.keras}"
     yield _version("TensorFlow", found, loaded.tensorflow, _range_of("tensorflow"))
     if loaded.backend != "tensorflow":
-        yield _find.failed("Keras", f"its backend is {loaded.backend}, not tensorflow", _UNSET_BACKEND)
+        yield _find.failed("Keras", f"its backend is {loaded.backend}, not tensorflow", UNSET_BACKEND)
 
 
 def _range_of(package: str) -> str:
@@ -109,7 +109,7 @@ def _remedy_for(problem: str) -> str:
     if "No module named 'tensorflow'" in problem:
         return "pip install tensorflow"
     if any(f"No module named '{backend}'" in problem for backend in _OTHER_BACKENDS):
-        return _UNSET_BACKEND
+        return UNSET_BACKEND
     return "See python -c 'import tensorflow', and install it again: pip install --force-reinstall tensorflow"
 
 

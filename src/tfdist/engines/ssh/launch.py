@@ -11,11 +11,7 @@ import msgspec
 from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ssh.check_hosts import check_hosts
-from tfdist.engines.ssh.plan_file import (
-    PLAN,
-    Plan,
-    write_private,
-)
+from tfdist.engines.ssh.plan_file import PLAN, Plan, write_private
 from tfdist.engines.ssh.task_on_host import GRACE
 from tfdist.errors import exit_with_status
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from tfdist._utils.shared_config_types import Positive, doc
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
+from tfdist.launcher.environment import DEFAULT_GRACE
 
 
 class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             gt=0,
             le=86400,
         ),
-    ] = 30.0
+    ] = DEFAULT_GRACE
     network_isolation: Annotated[
         Literal["auto", "always", "never"],
         doc(

@@ -45,13 +45,14 @@ def rows_of(x: Any) -> int | None:
     return first.shape[0] if first.shape.rank else None
 
 
-def without_fixed_size(data: Any) -> Any:
-    """Return a batch, or a replica's part, of which a graph does not fix the number of examples.
+def without_fixed_size(data: Any, replicas: int) -> Any:
+    """Return a batch, or a part of so many replicas, of which a graph does not fix the number of examples.
 
-    Where it does, as for endless data with `drop_remainder=True`, TensorFlow makes the size a constant, and
-    nothing shows whether a sum that is divided by a constant is a mean over the examples.
+    One replica keeps its size. Where a graph of several fixes it, as for endless data with
+    `drop_remainder=True`, TensorFlow makes the size a constant, and nothing shows whether a sum that is
+    divided by a constant is a mean over the examples.
     """
-    if tf.executing_eagerly():
+    if replicas == 1 or tf.executing_eagerly():
         return data
     return tf.nest.map_structure(_without_fixed_size, data)
 

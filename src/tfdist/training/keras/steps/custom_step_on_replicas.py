@@ -177,7 +177,7 @@ class CustomStepOnReplicas(MetricStep):
 
     def _trace_alone(self, batch: Any) -> None:
         with non_trainable_scope(self._keras, []):
-            self._own(self._of_any_size(batch))
+            self._own(without_fixed_size(batch, self._replicas))
 
     def _probe(self, spec: Any) -> None:
         """Trace the step in a graph that is thrown away, and build the optimizers that it uses."""
@@ -185,7 +185,7 @@ class CustomStepOnReplicas(MetricStep):
 
         def traced(batch: Any, seed: GraphSeed) -> None:
             is_traced = not tf.executing_eagerly()
-            batch = self._of_any_size(batch)
+            batch = without_fixed_size(batch, self._replicas)
             before = self._metrics.placeholders() if is_traced else self._metrics.starts()
             replica = self._replica(batch, before, tf.ones([]), seed)
             replica.uses = self._methods.uses = []
@@ -258,7 +258,7 @@ class CustomStepOnReplicas(MetricStep):
     def _on_replica(
         self, data: Any, totals: Totals, seed: GraphSeed
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        data = self._of_any_size(data)
+        data = without_fixed_size(data, self._replicas)
         size = batch_size(data)
         begun, data = self._replica_stats.begun(data)
         counted, _ = self._split(totals)
@@ -282,9 +282,6 @@ class CustomStepOnReplicas(MetricStep):
             size=size,
         )
         return shared.sums, shared.state[: len(state)], shared.state[len(state) :]
-
-    def _of_any_size(self, data: Any) -> Any:
-        return data if self._replicas == 1 else without_fixed_size(data)
 
     def _replica(
         self, data: Any, metrics: list[tuple[Any, tf.Tensor]], share: tf.Tensor, seed: GraphSeed

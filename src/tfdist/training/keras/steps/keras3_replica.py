@@ -182,7 +182,7 @@ class Keras3Replica:
         fetched: FetchedVariables | None = None,
     ) -> tuple[Shared, list[tf.Tensor]]:
         """Return what all replicas compute, and what the batch adds to the metrics, with the statistics."""
-        data = data if self._strategy.num_replicas_in_sync == 1 else without_fixed_size(data)
+        data = without_fixed_size(data, self._strategy.num_replicas_in_sync)
         size = batch_size(unpacked(data)[0])
         begun, data = self._stats.begun(data)
         with seed.of_this_replica():

@@ -58,7 +58,7 @@ class Keras3Step(MetricStep):
         is_first = not self._adds
 
         def forward(batch: Any, *, key: tuple[bool, str]) -> None:
-            batch = batch if self._strategy.num_replicas_in_sync == 1 else without_fixed_size(batch)
+            batch = without_fixed_size(batch, self._strategy.num_replicas_in_sync)
             before = self._metrics.placeholders()
             with self._replica.scope(self._randomness.snapshot(), before) as scope:
                 self._replica.forward(batch, training=key[0])
