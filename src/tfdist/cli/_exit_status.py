@@ -4,11 +4,13 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from tfdist.errors import TfdistError, print_error
+from tfdist.coordination.stop_signals import ignore_stop_signals
+from tfdist.errors import LOST, TfdistError, print_error
 
 _INTERRUPTED = 130
 
@@ -25,6 +27,8 @@ def exit_status(call: Callable[[], int | None]) -> str | int | None:
         sys.stdout.flush()
     except TfdistError as error:
         print_error(str(error))
+        if error.exit_code == LOST:
+            ignore_stop_signals(also=[signal.SIGHUP])  # which systemd sends too
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -122,6 +122,17 @@ def handling_stop_signals(also: Collection[signal.Signals] = ()) -> Iterator[Not
             signal.signal(number, handler)
 
 
+def ignore_stop_signals(also: Collection[signal.Signals] = ()) -> None:
+    """Ignore the stop signals, and others, until the process ends: its exit status is settled.
+
+    Else one that comes while Python takes the process down, such as the launcher's after Slurm's, would give
+    another status.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (*stop_signals(), *also):
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def own_handler_restored() -> Iterator[None]:
     """Restore this process's SIGTERM handler, which TensorFlow replaces when it connects mirrored workers.

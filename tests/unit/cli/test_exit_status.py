@@ -55,6 +55,19 @@ def test_other_errors_keep_their_traceback():
         exit_status(fails)
 
 
+@pytest.mark.parametrize(("error", "status"), [("Preempted", 138), ("ConfigError", -15)])
+def test_a_late_signal_leaves_the_status_of_saved_work(error, status):
+    code = (
+        "import atexit, signal, sys\n"
+        "from tfdist.cli._exit_status import exit_status\n"
+        f"from tfdist.errors import {error}\n"
+        "def fail(): raise " + error + "('here', 'is saved')\n"
+        "atexit.register(signal.raise_signal, signal.SIGTERM)\n"
+        "sys.exit(exit_status(fail))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == status
+
+
 def test_ctrl_c_has_its_status():
     def interrupted():
         raise KeyboardInterrupt

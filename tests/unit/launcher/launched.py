@@ -25,16 +25,16 @@ SECONDS = 60  # the hard limit of anything that is waited for
 _DRIVER = """
 import json, sys
 from pathlib import Path
+from tfdist.cli._exit_status import exit_status
 from tfdist.cluster.config import ClusterConfig
-from tfdist.errors import TfdistError
 from tfdist.launcher import launch
 say = json.loads(sys.argv[1])
-try:
+
+def run():
     launch(ClusterConfig.local(**say["cluster"]), say["command"], run_dir=Path(say["run_dir"]), **say["options"])
-except TfdistError as error:
-    print(f"tfdist: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
-print("done", flush=True)
+    print("done", flush=True)
+
+sys.exit(exit_status(run))
 """
 
 

@@ -1,5 +1,6 @@
 """However a launch ends, nothing of it is left: launcher, supervisor or tasks killed, at any moment."""
 
+import contextlib
 import os
 import random
 import signal
@@ -78,11 +79,8 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path, nothing_left):  # 
 def test_a_killed_launcher_is_noticed_though_a_fork_of_it_holds_the_socket(tmp_path, nothing_left):  # noqa: F811
     # As multiprocessing does: the copy keeps all descriptors open, so that the stream does not end.
     command = driver(TREE, tmp_path)
-    code = command[2].replace(
-        "try:\n",
-        "import os, threading, time\ntry:\n    threading.Timer(1, lambda: os.fork() or time.sleep(600)).start()\n",
-        1,
-    )
+    fork = "import os, threading, time\nthreading.Timer(1, lambda: os.fork() or time.sleep(600)).start()\n"
+    code = fork + command[2]
     with started([*command[:2], code, *command[3:]]) as process:
         until_up(tmp_path, "tree stands")
         until(lambda: len(alive(nothing_left)) == TREES + 4, "the launcher has forked")
@@ -219,15 +217,16 @@ def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_tim
     # As Slurm and systemd end a job.
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     code = (
-        "import signal, sys, time\nfrom tfdist._utils.stop_signals_from_environment import stop_signals\n"
-        "def save(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(138)\n"
+        "import signal, sys, time\nfrom tfdist.coordination.stop_signals import ignore_stop_signals, stop_signals\n"
+        "def save(*_):\n    time.sleep(0.5); print('saved', flush=True); ignore_stop_signals(); sys.exit(138)\n"
         "for number in stop_signals(): signal.signal(number, save)\nprint('up', flush=True)\ntime.sleep(600)"
     )
     with started(driver(code, tmp_path, restarts=3)) as process:
         until_up(tmp_path, "up")
         for name in names.split():
             for pid in alive(nothing_left):
-                os.kill(pid, signal.Signals[name])
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, signal.Signals[name])
         _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 138, err
     assert all(holds(tmp_path / f"logs/worker-{i}.log", "up\nsaved\n") for i in range(2))
