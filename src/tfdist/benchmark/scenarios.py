@@ -142,14 +142,17 @@ def alone(bench: Bench, batch: int, *, parts: int = 1) -> Scenario:
     """Return the scenario of one process on one worker's share of the machine, or on a part of it."""
     section = bench.settings.config.strategy
     options = {key: getattr(section, key) for key in ("device", "precision", "memory_growth")}
-    strategy = {"name": "one_device", **{key: value for key, value in options.items() if value is not None}}
+    own = of_workers(bench, 1)
+    # A worker of several computes on all GPUs of its share.
+    gpus = 1 if bench.is_one_process else max(1, own.gpus // parts)
+    name = "mirrored" if gpus > 1 else "one_device"
+    strategy = {"name": name, **{key: value for key, value in options.items() if value is not None}}
     changes = (
         "cluster={}",
         f"strategy={json.dumps(strategy)}",
         "communication={}",
         f"data.batch_size={batch}",
     )
-    own = of_workers(bench, 1)
     cores, threads = (max(1, count // parts) for count in (bench.cores, own.threads))
     return replace(
         own,
@@ -157,7 +160,7 @@ def alone(bench: Bench, batch: int, *, parts: int = 1) -> Scenario:
         roles={"worker": 1},
         changes=changes,
         cores=cores,
-        gpus=1,
+        gpus=gpus,
         threads=threads,
         env={"TF_NUM_INTEROP_THREADS": "0"},
     )

@@ -96,7 +96,7 @@ class Replicas:
     @property
     def per_process(self) -> int:
         """Return how many replicas one process has."""
-        return self.devices if self.strategy in ("mirrored", "multi_worker_mirrored") else 1
+        return 1 if self.strategy in ("one_device", "parameter_server") else self.devices
 
     @classmethod
     def of(cls, config: Config, cluster: ClusterConfig, devices: int | None = None) -> "Replicas":
@@ -111,6 +111,6 @@ class Replicas:
             "mirrored": devices,
             "multi_worker_mirrored": devices * (cluster.size("chief") + cluster.size("worker")),
             "parameter_server": 1,
-            "parameter_server_sync": cluster.size("worker"),
+            "parameter_server_sync": devices * cluster.size("worker"),
         }[strategy]
         return cls(strategy, devices, -(-config.data.batch_size // max(1, count)))

@@ -127,6 +127,7 @@ def test_replicas_share_a_batch_but_asynchronous_workers_do_not():
     cluster, batch = ClusterConfig.local(workers=4, ps=1), {"batch_size": 65}
     assert Replicas.of(_config("parameter_server", data=batch), cluster).examples == 65
     assert Replicas.of(_config("parameter_server_sync", data=batch), cluster).examples == 17
+    assert Replicas.of(_config("parameter_server_sync", data=batch), cluster, devices=2).examples == 9
     assert Replicas.of(_config("auto", data=batch), ClusterConfig(), devices=2) == Replicas("mirrored", 2, 33)
 
 
