@@ -181,6 +181,7 @@ def _job_of_config(config: str, changes: Sequence[str], folder: Path, address: s
         made_by=made_by(),
         config=absolute_path(Path(config), "--config"),
         threads=settings.config.launch.threads,
+        grace=settings.config.launch.grace,
         section=settings.config.engine,
         alone=roles_started_alone(strategy_name(settings.config.strategy.name, cluster)),
         is_single=not cluster,

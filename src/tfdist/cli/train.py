@@ -37,7 +37,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.page import PAGE, write_page
 from tfdist.errors import LOST, ConfigError, TaskLost, TfdistError
 from tfdist.launcher.console import ScreenOptions
-from tfdist.launcher.environment import ENGINE, LAUNCH, thread_variables
+from tfdist.launcher.environment import ENGINE, GRACE, LAUNCH, thread_variables
 from tfdist.launcher.progress_without_launcher import showing_progress
 from tfdist.launcher.prometheus_metrics import serving_metrics
 from tfdist.launcher.record_events import is_launched
@@ -252,11 +252,8 @@ def _apply_without_launcher(section: LaunchSection, *, is_chief: bool) -> None:
     """Set the threads of this process, as a launcher does for its tasks; log which other keys do nothing."""
     if ENGINE not in os.environ:  # its own variables come before those of the config
         os.environ.update(thread_variables(section.threads))
-    ignored = [
-        f"launch.{name}"
-        for name in ("pin", "restarts", "network_isolation", "grace")
-        if getattr(section, name) != getattr(LaunchSection(), name)
-    ]
+    names = ["pin", "restarts", "network_isolation", *([] if GRACE in os.environ else ["grace"])]
+    ignored = [f"launch.{name}" for name in names if getattr(section, name) != getattr(LaunchSection(), name)]
     if ignored and is_chief:
         verb = "has" if len(ignored) == 1 else "have"
         _log.info("%s %s no effect here: no launcher has started this process", ", ".join(ignored), verb)

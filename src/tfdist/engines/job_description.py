@@ -11,7 +11,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT
 from tfdist.engines.job_handle_and_state import Handle, Submission
 from tfdist.errors import ConfigError
-from tfdist.launcher.environment import thread_variables
+from tfdist.launcher.environment import DEFAULT_GRACE, thread_variables
 from tfdist.trainer.sections.engine import EngineSection
 
 # Words of a command that depend on where and when it runs.
@@ -39,6 +39,7 @@ class Job:
         made_by: The command line that the user typed, as one line, without the values of secrets.
         config: The config file; None for a script.
         threads: The number of threads of each task that the config asks for; None for one per core.
+        grace: The seconds that a task has to end after SIGTERM, where the engine has no option of its own.
         section: The `engine:` section of the config.
         alone: The roles of tasks that are started again alone when they are lost; the others continue.
         is_single: Whether it is one process without a cluster; then it counts as one worker.
@@ -54,6 +55,7 @@ class Job:
     made_by: str
     config: Path | None = None
     threads: int | None = None
+    grace: float = DEFAULT_GRACE
     section: EngineSection = field(default_factory=EngineSection)
     alone: tuple[str, ...] = ()
     is_single: bool = False

@@ -8,7 +8,13 @@ from tfdist.engines.job_description import SHELL_RUN_DIR, Job, shell_command
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.errors import ConfigError, did_you_mean
 
-_OPTIONS = ("restarts", "threads", "pin", "network_isolation")  # of `launch:`, and flags of `tfdist launch`
+_OPTIONS = (
+    "restarts",
+    "grace",
+    "threads",
+    "pin",
+    "network_isolation",
+)  # of `launch:`, and flags of `tfdist launch`
 _FOR_SCRIPTS = {"restarts": "3"}  # as with a config, and on other engines
 
 

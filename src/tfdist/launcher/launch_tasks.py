@@ -166,6 +166,7 @@ def launch(
             "threads": threads,
             "pin": pin,
             "network_isolation": network_isolation,
+            "grace": grace,
             "restarts": restarts,
             "heartbeat_timeout": heartbeat_timeout,
             "alone": list(alone),

@@ -120,7 +120,7 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "auto"
     logical_devices: Annotated[
         Positive | None,
-        doc("Without a GPU, split this machine's CPU into so many devices, to try mirrored."),
+        doc("Without a GPU, split this machine's CPU into so many devices, to try strategies that mirror."),
     ] = None
     precision: Annotated[Precision | None, doc("Keras's dtype policy.")] = None
     min_shard_bytes: Annotated[

@@ -241,7 +241,14 @@ def test_what_a_client_prints_may_be_any_bytes():
 def test_a_host_may_greet_in_any_encoding(tmp_path):
     (tmp_path / "ssh").write_text("#!/bin/sh\nprintf 'Gr\\374sse\\n' >&2; exit 255\n")
     (tmp_path / "ssh").chmod(0o755)
-    words = {"python": "python3", "folder": "/", "runs": "/", "command": ["true"], "restarts": 0}
+    words = {
+        "python": "python3",
+        "folder": "/",
+        "runs": "/",
+        "command": ["true"],
+        "restarts": 0,
+        "grace": 30.0,
+    }
     plan = Plan(tasks={"worker:0": "a"}, addresses={"a": "a"}, ssh=[str(tmp_path / "ssh")], **words)
     [problem] = check_hosts(plan).problems
     assert str(problem).startswith("a: cannot be reached: Gr\\xfcsse. ")

@@ -164,8 +164,8 @@ def job(*command, **changes):
 
 
 def test_options_are_those_of_the_launcher(tmp_path):
-    script = Local().render(job("a b", alone=("worker",)), {"restarts": "2", "pin": ""})
-    assert "--workers=2 --ps=1 --alone=worker --restarts=2 --pin -- 'a b' >> " in script
+    script = Local().render(job("a b", alone=("worker",)), {"restarts": "2", "grace": "300", "pin": ""})
+    assert "--workers=2 --ps=1 --alone=worker --restarts=2 --grace=300 --pin -- 'a b' >> " in script
     assert "--workers=2 --ps=1 --restarts=3 -- true >> " in Local().render(job("true"), {})
     train = (PYTHON, "-m", "tfdist.train", "--config", CONFIG, "--run_dir", RUN_DIR)
     script = Local().render(job(*train, config=Path("/c.yaml")), {"restarts": "2", "pin": ""})

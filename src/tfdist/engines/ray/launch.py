@@ -41,7 +41,7 @@ def launch(
     changes: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     start_timeout: float | None = None,
-    grace: float = 30.0,
+    grace: float | None = None,
 ) -> Any:
     """Run the tasks of a cluster on Ray, each by an actor of its own, and return the result.
 
@@ -69,7 +69,8 @@ def launch(
         env: Variables for all tasks.
         start_timeout: The seconds to wait for resources; by default `engine.ray.start_timeout` of the config
             or its `strategy.start_timeout`, or 600.
-        grace: The seconds that a task has to end after SIGTERM.
+        grace: The seconds that a task has to end after SIGTERM; by default `launch.grace` of the config,
+            or 30.
 
     Returns:
         For a config the content of report.json; for a function what it has returned, by the name of the
@@ -94,9 +95,13 @@ def launch(
         section = msgspec.structs.replace(plan.section, **given)
         check_resources(section.resources, plan.counts, "resources")
         variables = dict(env or {})
-        plan = replace(plan, section=section, variables=variables, grace=grace)
-        if start_timeout is not None:
-            plan = replace(plan, start_timeout=start_timeout)
+        plan = replace(
+            plan,
+            section=section,
+            variables=variables,
+            grace=plan.grace if grace is None else grace,
+            start_timeout=plan.start_timeout if start_timeout is None else start_timeout,
+        )
         if not ray.is_initialized():
             ray.init()
         cluster = RayCluster(plan)
@@ -191,6 +196,7 @@ def _plan_of_config(
             settings.config.engine.ray.start_timeout, settings.config.strategy.start_timeout, START_TIMEOUT
         ),
         threads=settings.config.launch.threads,
+        grace=settings.config.launch.grace,
     )
 
 

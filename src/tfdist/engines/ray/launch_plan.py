@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.coordination.wait_for_tasks import START_TIMEOUT
+from tfdist.launcher.environment import DEFAULT_GRACE
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR
 from tfdist.trainer.sections.engine import RaySection
 
@@ -39,7 +40,7 @@ class LaunchPlan:
     variables: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
     start_timeout: float = START_TIMEOUT
-    grace: float = 30.0
+    grace: float = DEFAULT_GRACE
 
     @property
     def linger(self) -> float:

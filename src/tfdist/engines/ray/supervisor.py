@@ -25,7 +25,7 @@ from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ray.actor import News, Start, TaskActor
 from tfdist.engines.ray.launch_plan import LaunchPlan
 from tfdist.errors import LOST, ConfigError, Preempted, TaskLost, TfdistError, one_line
-from tfdist.launcher.environment import SECRET, START
+from tfdist.launcher.environment import GRACE, SECRET, START
 from tfdist.launcher.launch_tasks import signals_to
 from tfdist.launcher.supervisor.restart_policy import NEVER, NewCheckpoints, RestartPolicy
 from tfdist.launcher.task_logs import task_log_path
@@ -209,6 +209,7 @@ class RayCluster:
             "TF_CONFIG": self._cluster.tf_config_json(*member.task),
             SECRET: self._secret,
             START: self._mark,
+            GRACE: f"{self._plan.grace:g}",
         }
         start = Start(
             command=self._plan.command,

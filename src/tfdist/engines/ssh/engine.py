@@ -80,6 +80,7 @@ def plan_of(job: Job, options: Mapping[str, str]) -> Plan:
         config=job.config_text,
         alone=list(job.alone),
         restarts=section.restarts,
+        grace=job.grace if section.grace is None else section.grace,
         threads=job.threads,
         is_single=job.is_single,
     )

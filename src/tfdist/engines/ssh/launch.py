@@ -12,7 +12,6 @@ from tfdist.cluster.addresses_and_free_ports import join_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.engines.ssh.check_hosts import check_hosts
 from tfdist.engines.ssh.plan_file import PLAN, Plan, write_private
-from tfdist.engines.ssh.task_on_host import GRACE
 from tfdist.errors import exit_with_status
 from tfdist.launcher.launch_tasks import SECONDS_FOR_THE_EVALUATOR, launch
 
@@ -36,7 +35,7 @@ def main(run_dir: Path, plan: Plan) -> None:
         run_dir=run_dir,
         env={PLAN: str(path)},
         network_isolation="never",
-        grace=GRACE + _SECONDS_TO_CLOSE,
+        grace=plan.grace + _SECONDS_TO_CLOSE,
         linger=SECONDS_FOR_THE_EVALUATOR if cluster.evaluator else None,
         restarts=plan.restarts,
         alone=plan.alone,

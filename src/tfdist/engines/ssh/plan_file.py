@@ -37,6 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         config: The text of the config file; None for a script.
         alone: The roles of tasks that are started again alone.
         restarts: How often lost tasks are started again.
+        grace: The seconds that a task has to end after SIGTERM.
         threads: The number of threads of each task; None for those of the host, divided by its tasks.
         is_single: Whether it is one process without a cluster.
     """
@@ -49,6 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     runs: str
     command: list[str]
     restarts: int
+    grace: float
     setup: list[str] = []  # msgspec copies it
     config_name: str = "config.yaml"
     config: str | None = None

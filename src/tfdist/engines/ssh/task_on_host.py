@@ -28,12 +28,11 @@ from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR
 from tfdist.engines.ssh.plan_file import NO_CONNECTION, Order, write_private
 from tfdist.errors import LOST, exit_with_status
 from tfdist.launcher import send_reports
-from tfdist.launcher.environment import LAUNCH, SECRET, task_environment
+from tfdist.launcher.environment import GRACE, LAUNCH, SECRET, task_environment
 from tfdist.launcher.share_cores_and_gpus import share_cores
 from tfdist.launcher.start_supervisor import SupervisorProcess, started_supervisor
 from tfdist.launcher.supervisor.plan import SupervisorPlan, TaskPlan, as_latin1
 
-GRACE = 30.0  # seconds that the task has to end after SIGTERM
 SECONDS_OF_SILENCE = 60.0  # of the other end, after which its machine counts as gone
 _SECONDS_FOR_LAST_REPORTS = 5.0
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tensorflow-rocm", "tf-nightly")
@@ -119,7 +118,7 @@ def _variables(order: Order, scratch: Path, reporter: int) -> dict[str, str]:
     if plan.is_single:
         del variables["TF_CONFIG"]
     mark = os.urandom(8).hex()
-    return {**variables, SECRET: order.secret, LAUNCH: mark}
+    return {**variables, SECRET: order.secret, LAUNCH: mark, GRACE: f"{plan.grace:g}"}
 
 
 def _supervisor_plan(
@@ -148,8 +147,8 @@ def _supervisor_plan(
         lead=order.task,
         scratch=str(scratch),
         network_isolation="never",
-        grace=GRACE,
-        linger=GRACE,
+        grace=order.plan.grace,
+        linger=order.plan.grace,
         restarts=0,
         loads_once=False,
         lost=LOST,

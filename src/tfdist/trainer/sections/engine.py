@@ -261,6 +261,10 @@ class SshSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restarts: Annotated[
         int, doc("How often lost tasks start again without a new checkpoint in between.", ge=0)
     ] = 3
+    grace: Annotated[
+        AboveZero | None,
+        doc("Seconds from SIGTERM to SIGKILL, in which a task saves; by default, those of launch.grace."),
+    ] = None
 
 
 class VertexSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,7 +60,7 @@ class LaunchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     grace: Annotated[
         float,
         doc(
-            "Seconds from SIGTERM to SIGKILL, in which the tasks save: more if a checkpoint takes longer.",
+            "Seconds from SIGTERM to SIGKILL, in which the tasks save: more than a checkpoint takes.",
             gt=0,
             le=86400,
         ),

@@ -43,10 +43,25 @@ def job(**section):
 
 
 def plan(**changes):
-    values = {"python": sys.executable, "folder": "/", "runs": "/runs", "command": ["true"], "restarts": 3}
+    values = {
+        "python": sys.executable,
+        "folder": "/",
+        "runs": "/runs",
+        "command": ["true"],
+        "restarts": 3,
+        "grace": 30.0,
+    }
     addresses = {"node1": "node1", "me@node2": "fe80::2"}
     tasks = {"chief:0": "node1", "ps:0": "me@node2", "worker:0": "node1"}
     return Plan(**{**values, "tasks": tasks, "addresses": addresses, "ssh": ["ssh"], **changes})
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("options", "seconds"), [({}, 45.0), ({"grace": "300"}, 300.0)], ids=["config", "option"]
+)
+def test_tasks_have_the_grace_of_the_config_or_of_the_engine(options, seconds):
+    assert plan_of(replace(job(hosts=HOSTS), grace=45.0), options).grace == seconds
 
 
 @needs_ssh
