@@ -173,7 +173,11 @@ def _help(own: Collection[str]) -> str:
     indent = max(map(len, own)) + 6
     lines = [about, "", "Flags:"]
     for flag in (flags.FLAGS[name] for name in sorted(own)):
-        default = "" if flag.default in (None, [], False) else f" Default: {flag.default}."
+        default = (
+            ""
+            if flag.default in (None, [], False)
+            else f" Default: {'the current folder' if flag.default == '.' else flag.default}."
+        )
         text = f"{f'  --{flag.name}':<{indent}}{flag.help.removesuffix(_OF_ABSL)}{default}"
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(lines)

@@ -35,7 +35,7 @@ class Kubernetes(Scheduler):
         index = self._number("JOB_COMPLETION_INDEX")
         if counts is None:
             problem = "Kubernetes tells a pod its index, and not how many pods there are"
-            remedy = "Write the number of each role into the config, such as `cluster: {worker: 4}`"
+            remedy = "Set TFDIST_ROLES=worker=4, or write `cluster: {worker: 4}` into the config"
             raise ConfigError("JOB_COMPLETION_INDEX", problem, remedy=remedy)
         port = port or DEFAULT_PORT
         role = self._environ.get("REPLICATED_JOB_NAME", "")
