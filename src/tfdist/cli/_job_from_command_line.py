@@ -132,9 +132,6 @@ def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
     handle = earlier_handle(text)
     if handle is None:
         runs, _, name = text.rstrip("/").rpartition("/")
-        if runs and run_dir and _whole(runs) != _whole(run_dir):
-            problem = f"is {shown(run_dir)}, but --resume is in {shown(runs)}"
-            raise ConfigError("--run_dir", problem, remedy="Leave it out")
     else:
         if handle.engine != engine.name:
             expected, remedy = f"a job of {engine.name}", "Name the folder of the run instead"
@@ -143,6 +140,9 @@ def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
         runs, _, name = submission.place.rpartition("/")
         if getattr(engine, "places_runs", False) and not submission.url:
             runs = ""
+    if runs and run_dir and _whole(runs) != _whole(run_dir):
+        problem = f"is {shown(run_dir)}, but --resume is in {shown(runs)}"
+        raise ConfigError("--run_dir", problem, remedy="Leave it out")
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         expected = "a handle, or the folder of a run, such as runs/cifar-123"
         raise ConfigError("--resume", expected=expected, received=shown(text))

@@ -126,9 +126,11 @@ class BackgroundEngine:
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, with the last message of a failed one."""
-        is_running = _pid(submission) is not None
+        pid = _pid(submission)
         ended = state_of_exit_status(submission)  # later: it may have ended meanwhile
-        if ended is None and is_running:
+        # Another job in the folder of the run may have written a status, and a process that the job has left
+        # behind may have the lock.
+        if pid is not None and (ended is None or _is_alive(pid)):
             return State.RUNNING, f"on {submission.handle.place}"
         if ended == (State.SUCCEEDED, "exit status 0"):
             return ended
@@ -145,7 +147,7 @@ class BackgroundEngine:
     def cancel(self, submission: Submission) -> None:
         """Send SIGTERM to the launcher, which passes it on to all tasks; the second time, kill them."""
         pid = _pid(submission)
-        if pid is None:
+        if not pid:
             raise ConfigError(str(submission.handle), "has ended already")
         with storage_errors(submission.run_dir):
             _cancelled(submission).touch()
@@ -202,7 +204,7 @@ def _is_made(make: Callable[..., None]) -> bool:
 
 
 def _pid(submission: Submission) -> int | None:
-    """Return the process of a job; None if the job has ended.
+    """Return the process of a job, or 0 if it is about to start; None if the job has ended.
 
     Raises:
         ConfigError: The job is on another machine.
@@ -217,7 +219,16 @@ def _pid(submission: Submission) -> int | None:
     except FileNotFoundError:
         return None
     except BlockingIOError:
-        return int(_lock_path(submission.handle).read_text("utf-8") or 0) or None
+        return int(_lock_path(submission.handle).read_text("utf-8") or 0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with contextlib.suppress(PermissionError):  # a process of another user
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _last_message(submission: Submission) -> str:

@@ -104,6 +104,15 @@ def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, caps
     submit.main(["queue"], config=str(config), resume="queue://here/7")
     job, _ = queue.jobs[-1]
     assert job.run_dir("8") == tmp_path / "other" / "a-b-7"
+    submit.main(["queue"], config=str(config), resume="queue://here/7", run_dir="other")
+    assert queue.jobs[-1][0].folder == tmp_path / "other"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(
+        ConfigError, match=r"^--run_dir: is 'other', but --resume is in '.*/other'\. Leave it"
+    ):
+        submit.main(["queue"], config=str(config), resume="queue://here/7", run_dir="other")
+    monkeypatch.chdir(tmp_path)
     assert f"{tmp_path}/other/a-b-7 does not exist on this machine" in capsys.readouterr().err
     with monkeypatch.context() as compose:
         compose.setattr(queue, "has_runs_in_volume", Compose().has_runs_in_volume, raising=False)
@@ -117,6 +126,7 @@ def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, caps
 
 def test_a_run_is_resumed_by_its_folder_or_address(queue, config, tmp_path, monkeypatch, capsys):
     (tmp_path / "runs" / "a-3").mkdir(parents=True)
+    (tmp_path / "ended").touch()
     for text in ("runs/a-3", f"{tmp_path}/runs/a-3/", "a-3"):
         for run_dir in (None, "runs"):
             submit.main(["queue"], config=str(config), resume=text, run_dir=run_dir)
@@ -135,6 +145,27 @@ def test_a_run_is_resumed_by_its_folder_or_address(queue, config, tmp_path, monk
     for wrong in ("", "runs/..", "runs/a b"):
         with pytest.raises(ConfigError, match=r"^--resume: expected a handle, or the folder of a run"):
             submit.main(["queue"], config=str(config), resume=wrong)
+
+
+@pytest.mark.parametrize("resume", ["queue://here/7", "queue://here/8", "runs/a-b-7", "../RUNS/a-b-7"])
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_a_run_that_another_job_continues_is_not_resumed(
+    queue, config, tmp_path, monkeypatch, resume, is_placed
+):
+    states, numbers = {"7": State.FAILED}, iter("789")
+    monkeypatch.setattr(
+        queue, "submit", lambda self, job, _: job.submission(Handle("queue", "here", next(numbers)))
+    )
+    monkeypatch.setattr(queue, "state", lambda self, job: (states[job.handle.number], "it waits"))
+    monkeypatch.setattr(queue, "places_runs", is_placed, raising=False)
+    submit.main(["queue"], config=str(config))
+    (tmp_path / "runs" / "a-b-7").mkdir(parents=True)
+    submit.main(["queue"], config=str(config), resume="queue://here/7")
+    states["8"] = State.PENDING
+    with pytest.raises(ConfigError, match=r"^--resume: queue://here/8 is pending \(it waits\)\. Wait for"):
+        submit.main(["queue"], config=str(config), resume=resume.replace("RUNS", f"{tmp_path.name}/runs"))
+    states["8"] = State.CANCELLED
+    submit.main(["queue"], config=str(config), resume=resume.replace("RUNS", f"{tmp_path.name}/runs"))
 
 
 def test_an_option_counts_once_but_lines_of_a_list_are_joined(queue, config, monkeypatch):

@@ -97,6 +97,15 @@ def test_a_job_is_cancelled_and_its_tasks_may_save_their_work():
     assert (again.returncode, again.stderr) == (2, f"tfdist: {submission.handle}: has ended already\n")
 
 
+def test_a_job_that_runs_is_not_ended_by_what_another_writes_to_its_folder():
+    submission = submit("bash", "-c", "trap 'exit 138' TERM; echo up; while true; do sleep 0.1; done")
+    started(submission)
+    (submission.run_dir / "exit_status").write_text("1\n")
+    assert Local().state(submission)[0] is State.RUNNING
+    tfdist("cancel", str(submission.handle))
+    assert until(State.CANCELLED, submission) == "exit status 138"
+
+
 def test_another_job_continues_the_run_of_an_ended_one():
     command = [
         "bash",
