@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tfdist._utils.check_and_expand_paths import exists
 from tfdist.engines.client_command import run_client
 from tfdist.engines.follow_logs import until_end
 from tfdist.engines.job_description import Job
@@ -71,12 +72,9 @@ class Slurm:
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the script to sbatch."""
         script = self.render(job, options)
-        if job.run:  # of the job whose run this one continues; the script itself may never begin
-            run_dir = job.run_dir("")
-            for earlier in (exit_status_path(run_dir), run_dir / _CANCELLED):
-                with contextlib.suppress(OSError):
-                    earlier.unlink(missing_ok=True)
-        answer = _slurm("sbatch", "--parsable", text=script, environ=_environ_for(script))
+        # The end of the job whose run this one continues: the script itself may never begin.
+        with _without_end(job.run_dir("")) if job.run else contextlib.nullcontext():
+            answer = _slurm("sbatch", "--parsable", text=script, environ=_environ_for(script))
         match = re.search(r"^(\d+)(?:;(\S+))?$", answer, re.MULTILINE)  # a site's own sbatch may say more
         if match is None:
             raise ConfigError("sbatch --parsable", expected="the number of the job", received=shown(answer))
@@ -107,6 +105,8 @@ class Slurm:
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
+        if self.state(submission)[0].is_final:  # scancel says nothing, and the run may be another job's now
+            raise ConfigError(str(submission.handle), "has ended already")
         _slurm("scancel", *self._of_cluster(submission.handle), submission.handle.number)
         with contextlib.suppress(OSError):  # which only leaves the state unknown, some minutes after its end
             submission.run_dir.mkdir(parents=True, exist_ok=True)
@@ -132,8 +132,28 @@ def _state_of_files(submission: Submission) -> tuple[State, str]:
     if ended and ended[0] is State.SUCCEEDED:
         return ended
     if _cancelled(submission).exists():
-        return State.CANCELLED, ended[1] if ended else "before it began"
+        has_begun = exists(submission.run_dir / "logs")  # Slurm kills the script of a job that runs
+        return State.CANCELLED, ended[1] if ended else "while it ran" if has_begun else "before it began"
     return ended or (State.UNKNOWN, "Slurm's controller has forgotten it")
+
+
+@contextlib.contextmanager
+def _without_end(run_dir: Path) -> Iterator[None]:
+    """Remove what the folder of a run says about the end of a job; restore it if the block fails."""
+    moved = {}
+    for path in (exit_status_path(run_dir), run_dir / _CANCELLED):
+        with contextlib.suppress(OSError):
+            moved[path] = path.replace(path.with_name(f"{path.name}.earlier"))
+    try:
+        yield
+    except TfdistError:
+        for path, earlier in moved.items():
+            with contextlib.suppress(OSError):
+                earlier.replace(path)
+        raise
+    for earlier in moved.values():
+        with contextlib.suppress(OSError):
+            earlier.unlink()
 
 
 def _cancelled(submission: Submission) -> Path:

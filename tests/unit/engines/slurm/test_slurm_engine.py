@@ -80,6 +80,13 @@ def forgotten(monkeypatch, tmp_path):
     return Submission(Handle("slurm", "", "7"), "x", tmp_path / "x-7", ("worker:0",), "tfdist submit slurm")
 
 
+def cancel_while_running(submission):
+    """Cancel a job that Slurm's controller forgets afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slurm_module, "_slurm", lambda *_, **__: "   JobState=RUNNING Reason=None\n")
+        Slurm().cancel(submission)
+
+
 def end(folder, status):
     folder.mkdir(exist_ok=True)
     (folder / "exit_status").write_text(f"{status}\n")
@@ -100,7 +107,7 @@ def test_a_failed_job_of_an_array_decides_when_the_controller_has_forgotten_it(f
 
 @pytest.mark.parametrize("status", [None, 0, 138])
 def test_a_cancelled_job_stays_cancelled(forgotten, status):
-    Slurm().cancel(forgotten)
+    cancel_while_running(forgotten)
     wanted = State.CANCELLED
     if status is not None:
         end(forgotten.run_dir, status)
@@ -108,11 +115,44 @@ def test_a_cancelled_job_stays_cancelled(forgotten, status):
     assert Slurm().state(forgotten)[0] is wanted
 
 
+def test_a_cancelled_job_without_an_end_has_begun_or_not(forgotten):
+    cancel_while_running(forgotten)
+    assert Slurm().state(forgotten) == (State.CANCELLED, "before it began")
+    (forgotten.run_dir / "logs").mkdir()
+    assert Slurm().state(forgotten) == (State.CANCELLED, "while it ran")
+
+
+@pytest.mark.parametrize("answer", [None, "FAILED", "COMPLETED", "CANCELLED"])
+def test_a_job_that_has_ended_is_not_cancelled(forgotten, answers, answer):
+    if answer:
+        answers(scontrol_show=f"   JobState={answer} Reason=None\n")
+    with pytest.raises(ConfigError, match=r"^slurm:///7: has ended already$"):
+        Slurm().cancel(forgotten)
+    assert not forgotten.run_dir.exists()
+
+
+def test_a_refused_submission_leaves_the_end_of_the_earlier_job(forgotten, monkeypatch, tmp_path):
+    cancel_while_running(forgotten)
+    end(forgotten.run_dir, 138)
+    files = sorted(forgotten.run_dir.iterdir())
+
+    def refuse(*words, **_):
+        raise ConfigError("sbatch", "invalid partition specified: gpu")
+
+    later = replace(job(tmp_path), run=forgotten.run_dir.name)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(slurm_module, "_slurm", refuse)
+        with pytest.raises(ConfigError, match="invalid partition"):
+            Slurm().submit(later, {})
+    assert Slurm().state(forgotten) == (State.CANCELLED, "exit status 138")
+    assert sorted(forgotten.run_dir.iterdir()) == files
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_end_of_a_job_says_nothing_about_the_job_that_continues_its_run(
     forgotten, monkeypatch, tmp_path, status
 ):
-    Slurm().cancel(forgotten)
+    cancel_while_running(forgotten)
     end(forgotten.run_dir, status)
     known = slurm_module._slurm
     monkeypatch.setattr(slurm_module, "_slurm", lambda *words, **_: known(*words) or "8\n")
