@@ -22,7 +22,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.engines.job_description import CONFIG, Job
 from tfdist.engines.restart_in_container import RESTARTS, SAVED_STEP_FILE, EndOfChief, RestartedCommand
 from tfdist.errors import ConfigError, exit_with_status
-from tfdist.launcher.environment import ENGINE
+from tfdist.launcher.environment import ENGINE, default_variables
 from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.process_tree import (
     adopt_orphans,
@@ -61,7 +61,7 @@ def config_variables(job: Job) -> dict[str, str]:
 
 def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the command until it has ended for good; return its exit status."""
-    environ = {**_sagemaker_variables(environ), **environ, ENGINE: "1"}
+    environ = {**default_variables(), **_sagemaker_variables(environ), **environ, ENGINE: "1"}
     if not command:
         raise ConfigError("tfdist.engines.container_entrypoint", "needs a command")
     clear_failure(environ)

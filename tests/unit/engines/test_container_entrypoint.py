@@ -93,6 +93,14 @@ def test_a_lost_command_is_started_again_while_restarts_are_left(opt_ml, ending,
         assert failure.read_text().endswith(end)
 
 
+def test_the_output_of_a_killed_command_is_not_lost(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    code = "import os; print('last words'); os.kill(os.getpid(), 9)"
+    assert run(sys.executable, "-c", code)[1] == "last words\n"
+    code = "import os; print([os.environ[name] for name in ('PYTHONUNBUFFERED', 'PYTHONFAULTHANDLER')])"
+    assert run(sys.executable, "-c", code, PYTHONFAULTHANDLER="")[1] == "['1', '']\n"
+
+
 # Each start of the command lasts for no time, and saves a checkpoint as often as it is told to.
 SAVING = """
 import os, pathlib, sys

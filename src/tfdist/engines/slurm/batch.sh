@@ -15,6 +15,8 @@ run_task() {
     for name in TERM INT HUP USR1 USR2; do trap "on_signal $name" $name; done
     : > "$ends/$SLURM_PROCID.started"
     export TFDIST_ENGINE=1
+    # Otherwise SIGKILL loses the last lines, and a crash in TensorFlow's C++ leaves no traceback of Python's.
+    export PYTHONUNBUFFERED=${PYTHONUNBUFFERED-1} PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER-1}
     threads=${threads:-${SLURM_CPUS_PER_TASK:-}}
     if [ $threads ]; then
         export TF_NUM_INTRAOP_THREADS=${TF_NUM_INTRAOP_THREADS:-$threads}

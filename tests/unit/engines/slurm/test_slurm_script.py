@@ -127,6 +127,13 @@ def test_a_task_has_the_threads_of_the_config_or_of_its_cores(tmp_path, threads,
     assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{wanted},1\n"
 
 
+@pytest.mark.parametrize(("variables", "wanted"), [({}, "1,1"), ({"PYTHONUNBUFFERED": ""}, ",1")])
+def test_the_output_of_a_killed_task_is_not_lost(tmp_path, variables, wanted):
+    script = Slurm().render(job("sh", "-c", "echo $PYTHONUNBUFFERED,$PYTHONFAULTHANDLER"), {})
+    run(script, tmp_path, 'while [ "$1" != bash ]; do shift; done; "$@"', **variables)
+    assert (tmp_path / "my runs" / "x-7" / "logs" / "rank-2.log").read_text() == f"{wanted}\n"
+
+
 @pytest.mark.parametrize(
     ("rank", "variables", "options", "seen"),
     [
