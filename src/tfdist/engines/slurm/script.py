@@ -120,9 +120,10 @@ def _check_option(where: str, name: str, value: str) -> None:
 
 
 def _directives(job: Job, components: list[_Component], *, survives: bool) -> Iterator[str]:
+    is_array = any("array" in component.options for component in components)
     first = {
         "job-name": job.name,
-        "output": "slurm-%j.out",
+        "output": "slurm-%A_%a.out" if is_array else "slurm-%j.out",
         "open-mode": "append",
         "signal": "TERM@90",  # before the time limit; Slurm never requeues a job that has run into it
         **({} if any(_NO_REQUEUE in component.options for component in components) else {"requeue": ""}),

@@ -71,6 +71,13 @@ def test_options_of_the_config_and_of_the_command_line_pass_through():
     assert "--signal=TERM@90" not in directives(Slurm().render(job(), {"signal": "USR1@60"}))
 
 
+def test_each_job_of_an_array_has_messages_under_its_name():
+    assert "--output=slurm-%j.out" in directives(Slurm().render(job(), {}))
+    assert "--output=slurm-%A_%a.out" in directives(Slurm().render(job(), {"array": "0-3"}))
+    options = {"array": "0-3", "output": "x.out"}
+    assert "--output=x.out" in directives(Slurm().render(job(), options))
+
+
 def test_roles_with_options_of_their_own_are_components_in_the_order_of_ranks():
     script = Slurm().render(
         job(sbatch={"worker:gres": "gpu:1", "time": 5}), {"chief:mem": "1G", "ps:mem": "1G"}
