@@ -87,6 +87,10 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
         job(**section), {"Port": "2022", "HostName": "10.0.0.7", "restarts": "0", "setup": "é😀\nb"}
     )
     assert made.ssh[:3] == ["ssh", "-oBatchMode=yes", "-oControlMaster=no"]
+    words = [*made.ssh, "-oControlPath=/run/x", "-oLocalForward=1 a:2", "-G", "node1"]
+    settings = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert not [line for line in settings if line.startswith(("controlpath", "localforward"))]
+    assert {"controlmaster false", "clearallforwardings yes"} < set(settings)
     assert {"-oPort=2022", "-oUser=x"} < set(made.ssh)
     assert (made.restarts, made.setup, made.runs) == (0, ["a", "é😀", "b"], "/there/runs")
     assert set(made.addresses.values()) == {"10.0.0.7"}  # by which ssh itself would reach them
