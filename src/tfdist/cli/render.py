@@ -33,18 +33,19 @@ def main(
 ) -> None:
     """Print what the engine reads, or write it to a file; `requested` takes the other flags."""
     path = None if output is None else _file(output)
-    has_secret = False
+    is_private = False
     if list(command) == ["dockerfile"]:
         text = _dockerfile(**flags)
     else:
         engine, job, options = requested(command, **flags)
         text = engine.render(job, options)
-        has_secret = getattr(engine, "renders_secret", False)
+        # A config may have secrets too.
+        is_private = getattr(engine, "renders_secret", False) or job.config is not None
     if path is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode())  # whatever the encoding of the terminal: programs read it
     else:
-        write_output(path, text.encode(), is_private=has_secret)
+        write_output(path, text.encode(), is_private=is_private)
 
 
 def _file(output: str) -> Path:

@@ -392,10 +392,13 @@ def test_only_the_user_may_read_records_and_files_with_the_secret_of_a_job(queue
     render.main(["kubernetes", "true"], output=str(manifest), option=["image=x"])
     assert "TFDIST_SECRET" in manifest.read_text()
     render.main(["slurm", "true"], output=str(tmp_path / "job.sh"))
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (record, manifest, tmp_path / "job.sh")]
+    (tmp_path / "train.sh").touch(0o644)
+    render.main(["slurm"], config=str(config), output=str(tmp_path / "train.sh"))
+    written = (record, manifest, tmp_path / "train.sh", tmp_path / "job.sh")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in written]
     usual = stat.S_IMODE(config.stat().st_mode)
     assert usual != 0o600
-    assert modes == [0o600, 0o600, usual]
+    assert modes == [0o600, 0o600, 0o600, usual]
 
 
 @pytest.mark.parametrize("words", [[], ["queue://here/7", "queue://here/8"]])
