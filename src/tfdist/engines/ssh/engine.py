@@ -22,9 +22,9 @@ from tfdist.engines.ssh.plan_file import Plan
 from tfdist.errors import ConfigError, one_line, shown
 from tfdist.trainer.sections.engine import SshSection
 
-# ssh takes the first value of an option. Each task has a connection of its own: as the master of later ones, it
-# would outlive its task, and the end of an earlier master would end all tasks. The user's forwardings would be
-# made for each task, and the second one of a port fails.
+# ssh takes the first value of an option. Each task has a connection of its own: as the master of later
+# ones, it would outlive its task, and the end of an earlier master would end all tasks. The user's
+# forwardings would be made for each task, and the second one of a port fails.
 _OURS = [
     "-oBatchMode=yes",
     "-oControlMaster=no",
