@@ -90,6 +90,16 @@ def _nothing_leaks():
 
 
 @pytest.fixture(autouse=True)
+def _signals_are_heeded():
+    """Restore what signals do after a test of a command, which ignores some once its exit status is settled."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def _no_scheduler(_nothing_leaks, monkeypatch):
     for name in list(os.environ):
         if name.startswith(_SCHEDULERS):

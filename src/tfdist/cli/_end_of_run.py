@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfdist._utils.check_and_expand_paths import exists
+from tfdist.cli._exit_status import keep_exit_status
 from tfdist.errors import TfdistError
 from tfdist.launcher.run_events import FILE
 
@@ -20,6 +21,9 @@ def page_written(root: Path, write: Callable[[], object]) -> Iterator[None]:
     """
     try:
         yield
+    except TfdistError as error:
+        keep_exit_status(error)
+        raise
     finally:
         if exists(root / FILE):
             try:

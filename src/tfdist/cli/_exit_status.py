@@ -26,9 +26,8 @@ def exit_status(call: Callable[[], int | None]) -> str | int | None:
         status = call()
         sys.stdout.flush()
     except TfdistError as error:
+        keep_exit_status(error)
         print_error(str(error))
-        if error.exit_code == LOST:
-            ignore_stop_signals(also=[signal.SIGHUP])  # which systemd sends too
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -49,6 +48,12 @@ def exit_status(call: Callable[[], int | None]) -> str | int | None:
                 # Python would report it again at its end, with another exit status.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
+
+
+def keep_exit_status(error: TfdistError) -> None:
+    """Ignore late signals from now on if the exit status of the error tells that all is saved."""
+    if error.exit_code == LOST:
+        ignore_stop_signals(also=[signal.SIGHUP])  # which systemd sends too
 
 
 def _open_streams() -> None:

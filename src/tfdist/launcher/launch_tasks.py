@@ -41,6 +41,7 @@ SECONDS_FOR_THE_EVALUATOR = 600.0  # to evaluate the last checkpoint after the c
 _TASK = "TFDIST_TASK"
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # and those that stop a task
+_Handler = Callable[[int, FrameType | None], None]
 
 
 def launch(
@@ -112,6 +113,8 @@ def launch(
     shares = share_cores(cluster, cores=cores, gpus=gpus, threads=threads, pin=pin)
     mark = os.urandom(8).hex()
     with contextlib.ExitStack() as stack:
+        # Outermost: a late signal must not end this process while it tidies up, and change the exit status.
+        handle_signals_by = stack.enter_context(signals_restored())
         logs = stack.enter_context(opened_logs(cluster, run_dir))
         with storage_errors(run_dir / FILE):
             events = stack.enter_context(contextlib.closing(EventFile(run_dir / FILE)))
@@ -176,8 +179,8 @@ def launch(
         monitor.say(f"{where}; logs: {short_path(run_dir / 'logs')}")
         if network_isolation == "never" and not elsewhere:
             monitor.warn_of_exposure("network_isolation is 'never'")
-        with signals_to(monitor.stop):
-            return monitor.follow()
+        handle_signals_by(monitor.stop)
+        return monitor.follow()
 
 
 def _task_plans(
@@ -251,17 +254,28 @@ def _check_hosts(cluster: ClusterConfig) -> None:
 
 
 @contextlib.contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def signals_to(handler: _Handler) -> Iterator[None]:
     """Install a handler for the signals that stop a job, in the main thread; ignored signals stay ignored."""
-    if threading.current_thread() is not threading.main_thread():
+    with signals_restored() as handle_by:
+        handle_by(handler)
         yield
+
+
+@contextlib.contextmanager
+def signals_restored() -> Iterator[Callable[[_Handler], None]]:
+    """Yield what installs a handler as `signals_to` does, and restore the earlier ones after the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda _: None
         return
     before = {number: signal.getsignal(number) for number in (*_STOP_SIGNALS, *stop_signals())}
     replaced = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    try:
+
+    def handle_by(handler: _Handler) -> None:
         for number in replaced:
             signal.signal(number, handler)
-        yield
+
+    try:
+        yield handle_by
     finally:
         for number, old in replaced.items():
             signal.signal(number, old)

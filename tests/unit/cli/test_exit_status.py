@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tfdist.cli._exit_status import exit_status
+from tfdist.launcher.run_events import FILE
 
 FULL = "tfdist: standard output: cannot be written: No space left on device. Free disk space, or redirect it elsewhere\n"
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -66,6 +67,20 @@ def test_a_late_signal_leaves_the_status_of_saved_work(error, status):
         "sys.exit(exit_status(fail))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == status
+
+
+def test_a_signal_while_the_page_is_written_leaves_the_status_of_saved_work(tmp_path):
+    (tmp_path / FILE).touch()
+    code = (
+        "import signal, sys\nfrom pathlib import Path\n"
+        "from tfdist.cli._end_of_run import page_written\nfrom tfdist.cli._exit_status import exit_status\n"
+        "from tfdist.errors import Preempted\n"
+        "def fail():\n    with page_written(Path(sys.argv[1]), lambda: signal.raise_signal(signal.SIGHUP)):\n"
+        "        raise Preempted('here', 'is saved')\nsys.exit(exit_status(fail))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False).returncode == 138
+    )
 
 
 def test_ctrl_c_has_its_status():

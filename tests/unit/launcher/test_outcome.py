@@ -205,6 +205,18 @@ def test_tasks_that_save_their_work_on_sigterm_make_138(tmp_path):
     assert process.returncode == 138
 
 
+def test_a_signal_while_the_launcher_tidies_up_changes_no_status(tmp_path):
+    late = (
+        "import contextlib, signal\nfrom tfdist.launcher import launch_tasks\nfolder = launch_tasks.temporary_folder\n"
+        "@contextlib.contextmanager\ndef removed_late(name):\n    with folder(name) as made:\n        try: yield made\n"
+        "        finally: signal.raise_signal(signal.SIGTERM)\nlaunch_tasks.temporary_folder = removed_late\n"
+    )
+    command = driver("import sys; sys.exit(138)", tmp_path)
+    with started([*command[:2], late + command[2], *command[3:]]) as process:
+        process.communicate(timeout=SECONDS)
+    assert process.returncode == 138
+
+
 @pytest.mark.parametrize(
     "names", ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGTERM SIGHUP", "SIGHUP SIGTERM SIGHUP"]
 )
