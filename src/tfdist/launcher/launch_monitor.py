@@ -30,6 +30,8 @@ _CLEANUP_TIMEOUT = 10.0
 _SECONDS_AFTER_GRACE = 30.0  # in which the supervisor kills and collects what has not ended
 _POLL_MS = 100
 _SECONDS_BETWEEN_CHECKS = 1.0
+# In the last lines of a script that has asked for a host that a private network does not reach.
+_OUT_OF_REACH = ("in name resolution", "Name or service not known", "Network is unreachable")
 
 
 class StartedProcess(NamedTuple):
@@ -173,6 +175,11 @@ class LaunchMonitor:
             tail = self._output.last_lines(failures[0].task, failures[0].log)
             self._show_rest()
             self.say("\n  ".join([f"the last lines of {failures[0].task}:", *tail]))
+            if self._is_private and any(words in line for line in tail for words in _OUT_OF_REACH):
+                self.say(
+                    "the tasks reach nothing outside of their private network. Run the script once as one"
+                    " process, so that its downloads are on the disk, or set network_isolation to never"
+                )
         if lost := [f"{end.task} {end}" for end in self._exits if end.was_survived]:
             self._show_rest()
             self.say(f"lost, and started again: {'; '.join(lost)}")

@@ -15,7 +15,10 @@ from launched import MARK, SECONDS, alive, driver, holds, nothing_left, run, sta
 
 import tfdist
 from tfdist.cluster.config import ClusterConfig
+from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.supervisor.private_network import why_no_private_network
+
+DOWNLOADS = "raise OSError('URL fetch failure: [Errno -3] Temporary failure in name resolution')"
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -46,6 +49,7 @@ time.sleep(600)
 # Joins the network of the first task whose process a run has recorded, and asks a port there.
 JOIN = """
 import json, socket, sys
+from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.supervisor.private_network import join_private_network
 events = [json.loads(line) for line in open(sys.argv[1] + "/events.jsonl")]
 join_private_network(next(event["pid"] for event in events if event["event"] == "task_started"))
@@ -244,3 +248,11 @@ def _same_python(path):
     version = "import sys; print(sys.version_info[:2])"
     done = subprocess.run([path, "-c", version], capture_output=True, text=True, timeout=SECONDS, check=False)
     return done.stdout.strip() == str(sys.version_info[:2])
+
+
+@needs_namespace
+@pytest.mark.parametrize(("isolation", "is_told"), [("always", True), ("never", False)])
+def test_a_script_that_needs_the_network_is_told_where_it_is(tmp_path, isolation, is_told):
+    with pytest.raises(LaunchError) as failure:
+        run(DOWNLOADS, tmp_path, network_isolation=isolation)
+    assert ("reach nothing outside of their private network" in failure.value.shown) == is_told
