@@ -87,7 +87,7 @@ def requested(
     else:
         job = _job_of_config(config, set, folder, address)
     if earlier:
-        job = replace(job, run=earlier.name)
+        job = replace(job, run=earlier.name, earlier=earlier.handle)
     return engine, job, options_of([*sbatch, *option], getattr(engine, "repeatable", ()))
 
 
@@ -121,10 +121,17 @@ def _job_of_script(command: Sequence[str], workers: int, ps: int, alone: Sequenc
 
 
 class _EarlierRun(NamedTuple):
-    """The name of a run, and the folder or the address of all runs; None for that of the flags."""
+    """An earlier run.
+
+    Attributes:
+        name: Its name.
+        runs: The folder or the address of all runs; None for that of the flags.
+        handle: The handle of a job of the run, if that was named.
+    """
 
     name: str
     runs: str | None
+    handle: Handle | None
 
 
 def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
@@ -146,7 +153,7 @@ def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         expected = "a handle, or the folder of a run, such as runs/cifar-123"
         raise ConfigError("--resume", expected=expected, received=shown(text))
-    return _EarlierRun(name, run_dir or runs or None)
+    return _EarlierRun(name, run_dir or runs or None, handle)
 
 
 def _whole(runs: str) -> str:

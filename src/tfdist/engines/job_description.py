@@ -46,6 +46,7 @@ class Job:
         port: The port of each task, where each has a machine of its own.
         address: The address of all runs in an object store, for engines that take one, or nothing.
         run: The name of an earlier run, which this job continues; empty for a new one.
+        earlier: The handle of a job of that run, if the user has named it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Job:
     port: int = DEFAULT_PORT
     address: str = ""
     run: str = ""
+    earlier: Handle | None = None
 
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:

@@ -105,7 +105,8 @@ def test_a_run_is_resumed_by_the_handle_of_its_job(queue, config, tmp_path, caps
     job, _ = queue.jobs[-1]
     assert job.run_dir("8") == tmp_path / "other" / "a-b-7"
     submit.main(["queue"], config=str(config), resume="queue://here/7", run_dir="other")
-    assert queue.jobs[-1][0].folder == tmp_path / "other"
+    job, _ = queue.jobs[-1]
+    assert (job.folder, str(job.earlier)) == (tmp_path / "other", "queue://here/7")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(

@@ -70,7 +70,7 @@ class KubectlEngine(abc.ABC):
     def submit(self, job: Job, options: Mapping[str, str]) -> Submission:
         """Pass the objects, under a name that no other job has, to kubectl."""
         application = self._application(job, options, f"-{secrets.token_hex(3)}")
-        handle = Handle(self.name, _place(application.section.namespace), application.name)
+        handle = Handle(self.name, _place(application), application.name)
         submission = job.submission(handle, Path(application.run_dir))
         application = _without_existing_claim(application, submission)
         try:
@@ -353,8 +353,21 @@ def _delete(submission: Submission, objects: Sequence[str]) -> str:
     return _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
 
 
-def _place(namespace: str) -> str:
-    """Return where jobs of a namespace are: `namespace@context`, with the context that kubectl has now."""
+def _place(application: Application) -> str:
+    """Return where a job goes: `namespace@context`, with the context that kubectl has now.
+
+    A job that continues the run of an earlier one goes to its cluster, which has the volume of the run.
+
+    Raises:
+        ConfigError: The earlier job is in another namespace.
+    """
+    namespace, earlier = application.section.namespace, application.job.earlier
+    if earlier and not application.job.address:
+        if (expected := earlier.place.partition("@")[0]) != namespace:
+            where, remedy = "engine.kubernetes.namespace", "Name that, which has the volume of the run"
+            expected = f"{shown(expected)}, that of {earlier}"
+            raise ConfigError(where, expected=expected, received=shown(namespace), remedy=remedy)
+        return earlier.place
     try:
         context = _kubectl("config", "current-context").strip()
     except ConfigError:  # inside a cluster there is none

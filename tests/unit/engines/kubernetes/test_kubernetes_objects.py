@@ -536,6 +536,23 @@ def test_a_claim_that_exists_stays_as_it_is(kubectl, capsys, existing, note):
     assert capsys.readouterr().err == note
 
 
+def test_a_job_continues_a_run_where_its_volume_is(kubectl):
+    earlier = Handle("kubernetes", "ml@site%2Fa", "x-1")
+    later = replace(job(namespace="ml"), run="x-1", earlier=earlier)
+    calls = kubectl("")
+    assert find_engine("kubernetes").submit(later, {}).handle.place == earlier.place
+    assert calls[-1] == ("apply", "--namespace=ml", "--context=site/a", "--filename=-")
+    message = (
+        r"^engine\.kubernetes\.namespace: expected 'ml', that of kubernetes://ml@site%2Fa/x-1, received 'b'\."
+    )
+    with pytest.raises(ConfigError, match=message):
+        find_engine("kubernetes").submit(later, {"namespace": "b"})
+    calls.clear()
+    kubectl("now\n", "")
+    in_a_bucket = find_engine("kubernetes").submit(replace(later, address="gs://b/runs"), {})
+    assert in_a_bucket.handle.place == "ml@now"
+
+
 @pytest.mark.parametrize("page", ["kubernetes.md", "from_tfjob.md"])
 def test_the_configs_of_the_pages_are_right(page, tmp_path):
     text = (Path(__file__).parents[4] / "docs" / "engines" / page).read_text()
