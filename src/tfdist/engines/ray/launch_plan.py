@@ -26,7 +26,7 @@ class LaunchPlan:
         section: What the tasks need, where they are placed, and how often they are started again.
         variables: Variables of all tasks.
         threads: The threads of each task; None for as many as it has CPUs.
-        start_timeout: The seconds to wait for resources.
+        start_timeout: The seconds to wait for resources, at each start of all tasks.
         grace: The seconds that a task has to end after SIGTERM.
     """
 

@@ -158,6 +158,9 @@ class RayCluster:
         """Make the actors that are missing, collect the addresses, and start all tasks.
 
         Return whether they were started: not if one of the actors is lost, or this process was told to end.
+
+        Raises:
+            TaskLost: Actors have not started in time: a node that was lost does not come back.
         """
         self._pending.clear()
         asked = {}
@@ -165,10 +168,16 @@ class RayCluster:
             if member.actor is None:
                 self._new_actor(member)
             asked[member.actor.address.remote()] = member
+        timeout = self._plan.start_timeout
+        deadline = time.monotonic() + timeout
         while asked:
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=_SECONDS_BETWEEN_HINTS)
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=min(_SECONDS_BETWEEN_HINTS, timeout))
             if not ready:
-                _say(f"waiting for the actors of {', '.join(str(m.task) for m in asked.values())}")
+                missing = ", ".join(str(member.task) for member in asked.values())
+                if time.monotonic() >= deadline:
+                    problem = f"no actor has started in {timeout:g} s; the cluster has {_available()}"
+                    raise TaskLost(missing, problem, remedy="Start more nodes, and the job again")
+                _say(f"waiting for the actors of {missing}")
             for ref in ready:
                 member = asked.pop(ref)
                 try:

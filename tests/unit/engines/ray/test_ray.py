@@ -1,5 +1,6 @@
 """The script for `ray job submit`, what it passes to `tfdist.ray.launch`, and mistakes; none of this needs Ray."""
 
+import importlib
 import json
 import re
 import shlex
@@ -8,9 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
+import tfdist.engines.ray
 import tfdist.ray
 from tfdist._utils import object_store
 from tfdist.engines import follow_logs
@@ -19,7 +22,8 @@ from tfdist.engines.job_handle_and_state import Handle, State
 from tfdist.engines.ray import engine
 from tfdist.engines.ray import launch as launch_on_ray
 from tfdist.engines.ray.engine import Ray, _address
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.engines.ray.launch_plan import LaunchPlan
+from tfdist.errors import ConfigError, TaskLost, TfdistError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.sections.engine import EngineSection, RaySection
@@ -211,6 +215,25 @@ def test_output_that_is_followed_is_sent_once_and_a_lost_connection_repeats_no_l
     assert (
         capsys.readouterr().err == "tfdist: logs of the job: ray at http://head:8265: closed unexpectedly\n"
     )
+
+
+def test_a_node_that_does_not_come_back_ends_the_job(monkeypatch, tmp_path):
+    ray = MagicMock()
+    ray.wait = lambda refs, **_: ([], refs)
+    ray.cluster_resources.return_value, ray.nodes.return_value = {"CPU": 2.0}, [{"Alive": True}]
+    actor = ray.remote.return_value.options.return_value.remote.return_value
+    actor.address.remote = object
+    for name in (".exceptions", ".util", ".util.placement_group", ".util.scheduling_strategies", ""):
+        monkeypatch.setitem(sys.modules, f"ray{name}", ray)
+    for name in ("actor", "supervisor"):  # which are restored after the test
+        monkeypatch.setattr(tfdist.engines.ray, name, None, raising=False)
+        monkeypatch.setitem(sys.modules, f"tfdist.engines.ray.{name}", None)
+        del sys.modules[f"tfdist.engines.ray.{name}"]
+    supervisor = importlib.import_module("tfdist.engines.ray.supervisor")
+    plan = LaunchPlan(command=("true",), counts={"ps": 1, "worker": 1}, run_dir=tmp_path, start_timeout=0.0)
+    message = r"^ps:0, worker:0: no actor has started in 0 s; the cluster has 2 CPU on 1 nodes\. Start more"
+    with pytest.raises(TaskLost, match=message):
+        supervisor.RayCluster(plan)._start_all()
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):
