@@ -6,7 +6,7 @@ from tfdist.cli._flags_from_signature import run
 from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.submitted_jobs import submissions
-from tfdist.errors import ConfigError, TfdistError
+from tfdist.errors import ConfigError, StorageError, TfdistError
 
 _LONGEST_STATE = 60
 
@@ -41,7 +41,7 @@ def _state(submission: Submission, silent: dict[tuple[str, str], TfdistError]) -
             raise silent[place]
         return find_engine(submission.handle.engine).state(submission)[0].value
     except TfdistError as error:
-        if not isinstance(error, ConfigError):
+        if not isinstance(error, ConfigError | StorageError):  # which are about this job alone
             silent[place] = error
         text = f"unknown: {error}"
         return text if len(text) <= _LONGEST_STATE else text[: _LONGEST_STATE - 1] + "…"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
+from tfdist._utils.check_and_expand_paths import is_folder
 from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.cli._job_from_command_line import submission_of
 from tfdist.engines.job_handle_and_state import Submission
@@ -38,7 +39,7 @@ def _task_of(submission: Submission, name: str) -> str:
     index, slash, task = name.rpartition("/")
     if task not in submission.tasks:
         raise ConfigError("--task", expected=f"one of {', '.join(submission.tasks)}", received=name)
-    if slash and not array_folder(submission, index).is_dir():
+    if slash and not is_folder(array_folder(submission, index)):
         remedy = f"Write {task}, or the index of a job that has started"
         raise ConfigError("--task", f"there is no job {shown(index)} of an array", remedy=remedy)
     return task

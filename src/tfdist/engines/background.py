@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import quote
 
+from tfdist._utils.check_and_expand_paths import exists
 from tfdist._utils.write_files import storage_errors
 from tfdist.engines.follow_logs import until_end
 from tfdist.engines.job_description import Job
@@ -126,15 +127,15 @@ class BackgroundEngine:
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, with the last message of a failed one."""
-        pid = _pid(submission)
+        pid, running = _pid(submission), (State.RUNNING, f"on {submission.handle.place}")
+        if pid is not None and _is_alive(pid):  # whatever another job has written to the folder of the run
+            return running
         ended = state_of_exit_status(submission)  # later: it may have ended meanwhile
-        # Another job in the folder of the run may have written a status, and a process that the job has left
-        # behind may have the lock.
-        if pid is not None and (ended is None or _is_alive(pid)):
-            return State.RUNNING, f"on {submission.handle.place}"
+        if pid is not None and ended is None:  # its shell was killed
+            return running
         if ended == (State.SUCCEEDED, "exit status 0"):
             return ended
-        if _cancelled(submission).exists():
+        if exists(_cancelled(submission)):
             return State.CANCELLED, ended[1] if ended else "killed"
         if ended is None:
             return State.FAILED, "killed, or this machine was started again"
@@ -161,7 +162,7 @@ class BackgroundEngine:
 
 def _task_log(run_dir: Path, task: str) -> Path:
     copy = run_dir / _COPY
-    return task_log_path(copy if copy.is_symlink() else run_dir, task)
+    return task_log_path(copy if exists(copy) else run_dir, task)
 
 
 def _claim(engine: str, job: Job) -> tuple[Handle, TextIO]:
@@ -233,8 +234,11 @@ def _is_alive(pid: int) -> bool:
 
 def _last_message(submission: Submission) -> str:
     launcher, only_task = (submission.run_dir / _log(has_launcher) for has_launcher in (True, False))
-    path = launcher if launcher.exists() else only_task
-    lines = last_lines(path, 0, _LINES_TO_SEARCH) if path.exists() else []
+    path = launcher if exists(launcher) else only_task
+    try:
+        lines = last_lines(path, 0, _LINES_TO_SEARCH)
+    except OSError:  # the job has failed all the same
+        return ""
     messages = [line.removeprefix(_MESSAGE) for line in lines if line.startswith(_MESSAGE)]
     return messages[-1] if messages else ""
 

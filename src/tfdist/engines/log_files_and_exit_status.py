@@ -16,6 +16,7 @@ from tfdist.launcher.run_events import Progressed
 from tfdist.launcher.send_reports import SAVED_STEP
 
 _SECONDS_BETWEEN_READS = 0.5
+_BYTES_OF_A_PIECE = 1 << 20  # of a log
 
 
 def log_path(run_dir: Path, rank: int | str) -> Path:
@@ -40,20 +41,29 @@ def saved_step_path(run_dir: Path) -> Path:
 
 def last_progress(submission: Submission) -> str | None:
     """Return in words how far a training has come; None if its chief has written nothing."""
-    path = progress_path(submission.run_dir)
-    if not path.exists():
+    try:
+        data = progress_path(submission.run_dir).read_bytes()
+    except OSError:  # the state is known all the same
         return None
-    reports = [(0.0, report) for report in read_reports(path.read_bytes()) if isinstance(report, Progressed)]
+    reports = [(0.0, report) for report in read_reports(data) if isinstance(report, Progressed)]
     return describe_progress(reports) if reports else None
 
 
 def state_of_exit_status(submission: Submission) -> tuple[State, str] | None:
-    """Return the state of a job that has written its exit status; None for another one."""
+    """Return the state of a job that has written its exit status; None for another one.
+
+    Raises:
+        StorageError: The folder of the run cannot be read.
+    """
     return _state_of_folder(submission.run_dir)
 
 
 def state_of_array(submission: Submission) -> tuple[State, str] | None:
-    """Return the state of an array whose jobs have ended, a failed one first; None for another job."""
+    """Return the state of an array whose jobs have ended, a failed one first; None for another job.
+
+    Raises:
+        StorageError: The folder of a run cannot be read.
+    """
     unknown = State.UNKNOWN, "no exit status"
     states = [
         (state, f"{index}: {words}")
@@ -66,9 +76,12 @@ def state_of_array(submission: Submission) -> tuple[State, str] | None:
 
 def _state_of_folder(run_dir: Path) -> tuple[State, str] | None:
     path = exit_status_path(run_dir)
-    if not path.exists():
+    try:
+        status = path.read_text("utf-8", "backslashreplace").strip()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    status = path.read_text("utf-8").strip()
+    except OSError as error:
+        raise _unreadable(path, error) from None
     return State.SUCCEEDED if status == "0" else State.FAILED, f"exit status {status}"
 
 
@@ -78,9 +91,16 @@ def array_folder(submission: Submission, index: str) -> Path:
 
 
 def array_folders(submission: Submission) -> dict[str, Path]:
-    """Return the folders of an array's jobs by their indices, as far as they have begun."""
-    stem = f"{submission.run_dir.name}_"
-    folders = sorted(submission.run_dir.parent.glob(f"{escape(stem)}*"))
+    """Return the folders of an array's jobs by their indices, as far as they have begun.
+
+    Raises:
+        StorageError: The folder of all runs cannot be read.
+    """
+    stem, runs = f"{submission.run_dir.name}_", submission.run_dir.parent
+    try:
+        folders = sorted(runs.glob(f"{escape(stem)}*"))
+    except OSError as error:
+        raise _unreadable(runs, error) from None
     found = {folder.name.removeprefix(stem): folder for folder in folders}
     return {index: folder for index, folder in found.items() if index.isdecimal()}
 
@@ -127,15 +147,30 @@ def _files(
 
 def _new_lines(name: str, path: Path, positions: dict[Path, int], ended: bool) -> Iterator[Line]:
     """Yield the lines of a file after those read before; a line without an end only if told."""
+    for data in _whole_lines(path, positions.get(path, 0), ended):
+        positions[path] = positions.get(path, 0) + len(data)
+        yield from ((name, line) for line in data.decode(errors="backslashreplace").splitlines())
+
+
+def _whole_lines(path: Path, position: int, ended: bool) -> Iterator[bytes]:
+    """Yield what a file has after a position, some lines at a time: a log may be larger than the memory."""
+    rest: list[bytes] = []  # of a line whose end was not read yet
     try:
         with path.open("rb") as file:
-            file.seek(positions.get(path, 0))
-            data = file.read()
+            file.seek(position)
+            while piece := file.read(_BYTES_OF_A_PIECE):
+                lines, newline, begun = piece.rpartition(b"\n")
+                if newline:
+                    yield b"".join([*rest, lines, newline])
+                    rest = []
+                rest.append(begun)
     except FileNotFoundError:  # the task has not printed yet
         return
     except OSError as error:
-        raise StorageError(str(path), f"cannot be read: {error.strerror}") from None
-    if not ended:
-        data = data[: data.rfind(b"\n") + 1]
-    positions[path] = positions.get(path, 0) + len(data)
-    yield from ((name, line) for line in data.decode(errors="backslashreplace").splitlines())
+        raise _unreadable(path, error) from None
+    if ended and any(rest):
+        yield b"".join(rest)
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(str(path), f"cannot be read: {error.strerror or error}")

@@ -12,7 +12,7 @@ from tfdist.cli import cancel, list, logs, render, status, submit
 from tfdist.engines import find_engine as engines
 from tfdist.engines.compose.engine import Compose
 from tfdist.engines.job_handle_and_state import Handle, State
-from tfdist.engines.log_files_and_exit_status import progress_path
+from tfdist.engines.log_files_and_exit_status import progress_path, state_of_exit_status
 from tfdist.engines.submitted_jobs import find_submission
 from tfdist.errors import ConfigError, TfdistError
 
@@ -364,6 +364,25 @@ def test_the_list_has_all_jobs_whatever_their_schedulers_say(queue, config, tmp_
     assert [line.partition(": is no record")[0] for line in errors] == [
         f"tfdist: {folder / name}" for name in ("broken.json", "other.json")
     ]
+
+
+def test_a_run_that_cannot_be_read_leaves_the_states_of_other_jobs(
+    queue, config, tmp_path, capsys, monkeypatch
+):
+    numbers = iter("789")
+    monkeypatch.setattr(
+        queue, "submit", lambda self, job, _: job.submission(Handle("queue", "here", next(numbers)))
+    )
+    monkeypatch.setattr(queue, "state", lambda self, job: state_of_exit_status(job) or (State.RUNNING, ""))
+    for number in "789":
+        submit.main(["queue"], config=str(config))
+        (tmp_path / "runs" / f"a-b-{number}").mkdir(parents=True)
+    (tmp_path / "runs" / "a-b-8" / "exit_status").mkdir()
+    (tmp_path / "runs" / "a-b-7" / "exit_status").write_text("0\n")
+    capsys.readouterr()
+    list.main()
+    states = [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert states == ["running", "unknown:", "succeeded"]
 
 
 @pytest.mark.parametrize("words", [["slurm"], ["dockerfile"]])

@@ -1,14 +1,23 @@
 """Handles, engines of other packages, and the record of what was submitted."""
 
+import errno
+import os
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 
 from tfdist.engines import find_engine as engines
-from tfdist.engines import submitted_jobs
+from tfdist.engines import log_files_and_exit_status, submitted_jobs
 from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.log_files_and_exit_status import lines_of, log_path, state_of_exit_status
+from tfdist.engines.log_files_and_exit_status import (
+    last_progress,
+    lines_of,
+    log_path,
+    state_of_array,
+    state_of_exit_status,
+)
 from tfdist.engines.slurm.engine import Slurm
 from tfdist.engines.submitted_jobs import find_submission, record
 from tfdist.errors import ConfigError, StorageError
@@ -147,6 +156,33 @@ def test_a_line_is_followed_when_it_is_whole(submitted):
 
     followed = lines_of(submitted, ("worker:0",), is_over)
     assert [line for _, line in followed] == ["one", "two", "thr"]
+
+
+def test_a_log_is_read_in_pieces(submitted, monkeypatch):
+    monkeypatch.setattr(log_files_and_exit_status, "_BYTES_OF_A_PIECE", 4)
+    path = log_path(submitted.run_dir, 1)
+    path.parent.mkdir(parents=True)
+    texts = ["", "one", "", "é" * 9, "two\r", "of eight", "", "last"]
+    path.write_bytes("\n".join(texts).encode())
+    lines = [line for _, line in lines_of(submitted, ("worker:0",), None)]
+    assert lines == [text.rstrip("\r") for text in texts]
+    rounds = iter([False, True])
+    lines = [line for _, line in lines_of(submitted, ("worker:0",), lambda: next(rounds))]
+    assert lines == [text.rstrip("\r") for text in texts]
+
+
+def test_a_run_that_cannot_be_read_is_one_line(submitted, tmp_path, monkeypatch):
+    (tmp_path / "run").symlink_to(tmp_path / "run")  # root may read every folder
+    assert last_progress(submitted) is None
+    with pytest.raises(StorageError, match=r"run/exit_status: cannot be read: Too many levels of symbolic"):
+        state_of_exit_status(submitted)
+    monkeypatch.setattr(Path, "glob", denied)
+    with pytest.raises(StorageError, match=f"^{tmp_path}: cannot be read: Permission denied$"):
+        state_of_array(submitted)
+
+
+def denied(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_a_job_that_has_ended_tells_its_exit_status(submitted, tmp_path):

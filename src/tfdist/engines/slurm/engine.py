@@ -131,7 +131,7 @@ def _state_of_files(submission: Submission) -> tuple[State, str]:
     ended = state_of_array(submission) or state_of_exit_status(submission)
     if ended and ended[0] is State.SUCCEEDED:
         return ended
-    if _cancelled(submission).exists():
+    if exists(_cancelled(submission)):
         has_begun = exists(submission.run_dir / "logs")  # Slurm kills the script of a job that runs
         return State.CANCELLED, ended[1] if ended else "while it ran" if has_begun else "before it began"
     return ended or (State.UNKNOWN, "Slurm's controller has forgotten it")
