@@ -22,17 +22,16 @@ from tfdist.engines.ssh.plan_file import Plan
 from tfdist.errors import ConfigError, one_line, shown
 from tfdist.trainer.sections.engine import SshSection
 
-# ssh takes the first value of an option. Each task has a connection of its own: as the master of later
-# ones, it would outlive its task, and the end of an earlier master would end all tasks. The user's
-# forwardings would be made for each task, and the second one of a port fails.
-_OURS = [
-    "-oBatchMode=yes",
-    "-oControlMaster=no",
+# ssh takes the first value of an option. A connection that became the master of later ones would outlive
+# its task. The user's forwardings would be made for each task, and the second one of a port fails.
+_OURS = ["-oBatchMode=yes", "-oControlMaster=no", "-oClearAllForwardings=yes", "-T"]
+# The end of a master that the user has open would end all tasks, so only engine.ssh.options names one.
+_DEFAULTS = [
     "-oControlPath=none",
-    "-oClearAllForwardings=yes",
-    "-T",
+    "-oConnectTimeout=15",
+    "-oServerAliveInterval=15",
+    "-oServerAliveCountMax=5",
 ]
-_DEFAULTS = ["-oConnectTimeout=15", "-oServerAliveInterval=15", "-oServerAliveCountMax=5"]
 
 
 class Ssh(background.BackgroundEngine):

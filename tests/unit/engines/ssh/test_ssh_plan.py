@@ -91,6 +91,8 @@ def test_options_are_those_of_ssh_by_their_names(tmp_path, monkeypatch):
     settings = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert not [line for line in settings if line.startswith(("controlpath", "localforward"))]
     assert {"controlmaster false", "clearallforwardings yes"} < set(settings)
+    shared = plan_of(job(hosts=HOSTS), {"ControlPath": "/run/x"}).ssh
+    assert shared.index("-oControlPath=/run/x") < shared.index("-oControlPath=none")  # ssh takes the first
     assert {"-oPort=2022", "-oUser=x"} < set(made.ssh)
     assert (made.restarts, made.setup, made.runs) == (0, ["a", "é😀", "b"], "/there/runs")
     assert set(made.addresses.values()) == {"10.0.0.7"}  # by which ssh itself would reach them
