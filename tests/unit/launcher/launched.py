@@ -19,7 +19,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.launch_tasks import launch
 
 MARK = "LAUNCH_TEST_MARK"
-SECONDS = 60  # the hard limit of anything that is waited for
+SECONDS = 300  # the hard limit of anything that is waited for; a busy machine is no failure
 
 # A launcher in a process of its own, as a command would be: one line for an error, and its exit status.
 _DRIVER = """
@@ -45,7 +45,7 @@ def nothing_left(monkeypatch):
     monkeypatch.setenv(MARK, mark)
     yield mark
     with contextlib.suppress(AssertionError):
-        until(lambda: not alive(mark), "all have ended", seconds=10)
+        until(lambda: not alive(mark), "all have ended")
     assert not alive(mark)
 
 

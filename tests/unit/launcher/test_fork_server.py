@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launched import driver, holds, nothing_left, run, started, until  # noqa: F401  # nothing_left is a fixture
+from launched import SECONDS, driver, holds, nothing_left, run, started, until  # noqa: F401  # a fixture
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher import start_supervisor
@@ -177,7 +177,7 @@ def test_all_is_ended_while_it_loads(here, nothing_left, number):  # noqa: F811
     with started(driver(BEGIN, here / "run", loads_once=True)) as launcher:
         until(lambda: holds(here / "loaded", "\n"), "it loads")
         os.kill(launcher.pid, number)
-        assert launcher.wait(20) == (128 + number if number == signal.SIGTERM else -number)
+        assert launcher.wait(SECONDS) == (128 + number if number == signal.SIGTERM else -number)
     assert not (here / "worker-0.lives").exists()
 
 

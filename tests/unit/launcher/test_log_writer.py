@@ -30,19 +30,14 @@ def fill(part):
 
 
 def on_a_small_disk(code, folder, before=":"):
-    """Launch code as one task whose logs are on a disk of 1 MiB; give what was shown."""
+    """Return the command line that launches code as one task whose logs are on a disk of 1 MiB."""
     own = ["--mount"] if os.geteuid() == 0 else ["--mount", "--user", "--map-root-user"]
     mount = f'mount -t tmpfs -o size=1m none "$0" && {before}'
     probe = subprocess.run(["unshare", *own, "sh", "-c", mount, folder], capture_output=True, timeout=SECONDS)
     if probe.returncode:
         pytest.skip(f"this system lets nobody mount a small disk: {probe.stderr.decode().strip()}")
     command = driver(FILL.format(here=str(folder)) + code, folder, cluster=ONE)
-    return subprocess.run(
-        ["unshare", *own, "sh", "-c", f'{mount} && exec "$@"', folder, *command],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    return ["unshare", *own, "sh", "-c", f'{mount} && exec "$@"', folder, *command]
 
 
 def test_a_full_disk_costs_what_is_printed_meanwhile_and_nothing_else(tmp_path):
@@ -53,7 +48,8 @@ def test_a_full_disk_costs_what_is_printed_meanwhile_and_nothing_else(tmp_path):
         "for _ in range(2000): print('x' * 99)\n"
         "(here / 'filler').unlink()\nprint('after', flush=True)\n"
     )
-    done = on_a_small_disk(code, tmp_path)
+    command = on_a_small_disk(code, tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (0, "")
     warning = f"[launcher] WARNING: cannot write {tmp_path}/logs/worker-0.log (No space left on device): "
     assert done.stdout.count(f"{warning}what worker:0 prints is lost until there is room\n") == 1
@@ -65,18 +61,22 @@ def test_a_full_disk_costs_what_is_printed_meanwhile_and_nothing_else(tmp_path):
 
 
 def test_a_long_log_leaves_the_rest_of_the_disk_to_others(tmp_path):
+    disk, is_said = tmp_path / "disk", tmp_path / "said"
+    disk.mkdir()
     code = (
-        "import fcntl, termios\nfill(0.97)\nprint('x' * 99, flush=True)\n"
-        "while any(fcntl.ioctl(1, termios.FIONREAD, bytes(4))): time.sleep(0.01)\n"  # until it has been read
-        "time.sleep(0.3)\n"
+        "fill(0.97)\nprint('x' * 99, flush=True)\n"
+        f"while not Path({str(is_said)!r}).exists(): time.sleep(0.01)\n"
         "(here / 'checkpoint').write_bytes(b'c' * 20_000)\n(here / 'filler').unlink()\nprint('after')\n"
     )
     before = 'mkdir "$0/logs" && truncate --size 65M "$0/logs/worker-0.log"'
-    done = on_a_small_disk(code, tmp_path, before)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "WARNING: cannot write" in done.stdout
-    assert "(the disk is almost full)" in done.stdout
-    assert "[100 bytes are lost here]\n[worker:0] after\n" in done.stdout
+    with started(on_a_small_disk(code, disk, before), text=True) as process:
+        while "WARNING: cannot write" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        is_said.touch()
+        rest, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    assert "(the disk is almost full)" in line
+    assert "[100 bytes are lost here]\n[worker:0] after\n" in rest
 
 
 def test_a_log_without_end_is_said(tmp_path):

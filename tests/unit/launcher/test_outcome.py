@@ -73,20 +73,26 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path, nothing_left):  # 
         until_up(tmp_path, "tree stands")
         process.kill()
         process.wait(SECONDS)
-        until(lambda: not alive(nothing_left), "all have ended", seconds=10)
+        until(lambda: not alive(nothing_left), "all have ended")
 
 
 def test_a_killed_launcher_is_noticed_though_a_fork_of_it_holds_the_socket(tmp_path, nothing_left):  # noqa: F811
     # As multiprocessing does: the copy keeps all descriptors open, so that the stream does not end.
-    command = driver(TREE, tmp_path)
-    fork = "import os, threading, time\nthreading.Timer(1, lambda: os.fork() or time.sleep(600)).start()\n"
-    code = fork + command[2]
-    with started([*command[:2], code, *command[3:]]) as process:
+    command, go = driver(TREE, tmp_path), tmp_path / "go"
+    fork = (
+        "import os, pathlib, threading, time\n"
+        "def fork():\n"
+        f"    while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+        "    os.fork() or time.sleep(600)\n"
+        "threading.Thread(target=fork).start()\n"
+    )
+    with started([*command[:2], fork + command[2], *command[3:]]) as process:
         until_up(tmp_path, "tree stands")
+        go.touch()
         until(lambda: len(alive(nothing_left)) == TREES + 4, "the launcher has forked")
         process.kill()
         process.wait(SECONDS)
-        until(lambda: len(alive(nothing_left)) == 1, "all but the copy have ended", seconds=10)
+        until(lambda: len(alive(nothing_left)) == 1, "all but the copy have ended")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -95,7 +101,7 @@ def test_the_launcher_may_be_killed_at_any_moment_of_its_start(tmp_path, nothing
         time.sleep(random.Random(seed).uniform(0.05, 0.4))
         process.kill()
         process.wait(SECONDS)
-        until(lambda: not alive(nothing_left), "all have ended", seconds=10)
+        until(lambda: not alive(nothing_left), "all have ended")
 
 
 def test_a_killed_supervisor_takes_everything_with_it(tmp_path, nothing_left):  # noqa: F811

@@ -1,6 +1,7 @@
 """Lost tasks are started again, alone or with all the others, and no oftener than allowed."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from launched import SECONDS, alive, driver, holds, nothing_left, run, started, 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher import start_supervisor
+from tfdist.launcher.launch_monitor import LaunchMonitor
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.run_events import LaunchEnded, TasksRestarting, read_events
 from tfdist.launcher.supervisor.restart_policy import NEVER, Backoff, NewCheckpoints, RestartPolicy
@@ -38,6 +40,13 @@ def until(name, life):
         time.sleep(0.01)
 """
 DIE = "os.kill(os.getpid(), signal.SIGKILL)"
+SAVE_ON_SIGTERM = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))
+(here / f"{me}.ready").touch()
+def until_ready(*names):
+    while not all((here / f"{name}.ready").exists() for name in names):
+        time.sleep(0.01)
+"""
 
 
 def lives(folder):
@@ -107,9 +116,11 @@ def test_what_a_lost_task_leaves_is_ended_before_it_comes_again(tmp_path, nothin
 
 
 def test_the_restarts_are_used_up_and_the_chief_saves_its_work(tmp_path):
-    code = (
-        f"if me == 'worker-1':\n    time.sleep(0.1); print('cause', flush=True); {DIE}\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\ntime.sleep(600)"
+    code = SAVE_ON_SIGTERM + (
+        "if me == 'worker-1':\n"
+        "    until_ready('chief-0', 'worker-0', 'ps-0')\n"
+        f"    print('cause', flush=True); {DIE}\n"
+        "time.sleep(600)"
     )
     error, shown, lived = live(tmp_path, code, parameter_servers(), restarts=2, alone=["worker"])
     assert lived == {"chief-0": 1, "worker-0": 1, "worker-1": 3, "ps-0": 1}
@@ -229,10 +240,10 @@ def test_a_silent_task_is_lost(tmp_path):
     _, shown, lived = live(tmp_path, code, parameter_servers(), restarts=3, alone=["worker"])
     assert lived["worker-1"] >= 2
     assert lived["chief-0"] == 1
-    first = shown.index(
-        "[launcher] worker:1 silent for 0.2 s: killing it\n[launcher] worker:1 exited with -9"
-    )
-    assert first < shown.index("[launcher] starting worker:1 again, alone (restart 1 of 3)")
+    said = [line for line in shown.splitlines() if line.startswith("[launcher] ")]
+    first = said.index("[launcher] worker:1 silent for 0.2 s: killing it")
+    assert said[first + 1].startswith("[launcher] worker:1 exited with -9")
+    assert said[first + 2] == "[launcher] starting worker:1 again, alone (restart 1 of 3)"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc whether a process is stopped")
@@ -251,10 +262,20 @@ def test_a_task_that_is_stopped_for_too_long_is_lost(tmp_path):
 @pytest.mark.parametrize("alone", [[], ["worker"]], ids=["all", "alone"])
 def test_who_is_told_to_end_starts_nobody_again(tmp_path, alone):
     code = LIVES.format(here=str(tmp_path)) + f"if me == 'worker-1': {DIE}\ntime.sleep(600)"
-    cluster = {"workers": 2, "ps": 1}
-    with started(driver(code, tmp_path, cluster=cluster, restarts=9, alone=alone)) as process:
+    command = driver(code, tmp_path, cluster={"workers": 2, "ps": 1}, restarts=9, alone=alone)
+    long_pause = (
+        "import sys\nsys.path.append(sys.argv[1])\n"
+        "from supervisor.restart_policy import Backoff\n"
+        "pauses = iter([0.0])\n"
+        "Backoff.pause_after = lambda *_: next(pauses, 600.0)\n"
+    )
+    command[2] = (
+        "from tfdist.launcher import start_supervisor as it\n"
+        f"it._SUPERVISOR_PROGRAM = {long_pause!r} + it._SUPERVISOR_PROGRAM\n"
+    ) + command[2]
+    with started(command) as process:
         shown = b""
-        while b" in 2 s (restart 2 of 9)" not in shown:
+        while b" in 600 s (restart 2 of 9)" not in shown:
             shown = process.stdout.readline()
             assert shown, process.stderr.read()
         process.send_signal(signal.SIGINT)
@@ -277,9 +298,10 @@ def no_room(tmp_path, monkeypatch):
     return full
 
 
-DIES_WITHOUT_ROOM = (
-    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\n"
-    f"if me == 'worker-1' and life == 1: until('chief-0', 1); (here / 'full').touch(); {DIE}\n"
+DIES_WITHOUT_ROOM = SAVE_ON_SIGTERM + (
+    "if me == 'worker-1' and life == 1:\n"
+    "    until_ready('chief-0', 'worker-0', 'ps-0')\n"
+    f"    (here / 'full').touch(); {DIE}\n"
     "if me != 'chief-0' or life == 1: until('worker-1', 2)\n"
 )
 
@@ -437,12 +459,27 @@ SAVES_AND_DIES = (
     "from tfdist.launcher.record_events import record\n"
     "from tfdist.launcher.run_events import CheckpointSaved\n"
     "if me == 'worker-0':\n"
-    "    record(CheckpointSaved(step={step}, seconds=0.1)); until('worker-1', life); time.sleep(2)\n"
+    "    record(CheckpointSaved(step={step}, seconds=0.1)); until('worker-1', life)\n"
+    "    while not (here / f'noted-{{life}}').exists(): time.sleep(0.01)\n"
     "    if life < 3: os.kill(os.getpid(), signal.SIGKILL)\n"
     "elif life < 3: time.sleep(600)\n"
 )
 
 
+@pytest.fixture
+def noted(tmp_path, monkeypatch):
+    """Write a file `noted-N` once the launcher has passed on to the supervisor what the Nth checkpoint means."""
+    numbers, read_reports = itertools.count(1), LaunchMonitor._read_reports
+
+    def read_and_note(monitor, data):
+        read_reports(monitor, data)
+        for _ in range(data.count(b'"checkpoint_saved"')):
+            (tmp_path / f"noted-{next(numbers)}").touch()
+
+    monkeypatch.setattr(LaunchMonitor, "_read_reports", read_and_note)
+
+
+@pytest.mark.usefixtures("noted")
 def test_a_new_checkpoint_renews_the_restarts(tmp_path):
     code = SAVES_AND_DIES.format(step="10 * life")
     _, shown, lived = live(tmp_path, code, ClusterConfig.local(workers=2), restarts=1)
@@ -456,6 +493,7 @@ def test_a_new_checkpoint_renews_the_restarts(tmp_path):
     assert [event.restarts for event in events if isinstance(event, LaunchEnded)] == [2]
 
 
+@pytest.mark.usefixtures("noted")
 def test_the_checkpoint_of_a_step_that_was_saved_before_renews_nothing(tmp_path):
     error, _, lived = live(
         tmp_path, SAVES_AND_DIES.format(step=10), ClusterConfig.local(workers=2), restarts=1
@@ -465,6 +503,7 @@ def test_the_checkpoint_of_a_step_that_was_saved_before_renews_nothing(tmp_path)
     assert "), after 1 restart; log: " in str(error)
 
 
+@pytest.mark.usefixtures("noted")
 def test_a_new_checkpoint_starts_nobody_again_where_no_restart_is_allowed(tmp_path):
     error, _, lived = live(
         tmp_path, SAVES_AND_DIES.format(step="10 * life"), ClusterConfig.local(workers=2), restarts=0
