@@ -10,7 +10,7 @@ from tfdist.coordination import out_of_step_watch
 from tfdist.coordination.out_of_step_watch import CallWatch
 from tfdist.errors import ConfigError, Preempted, TaskLost
 
-SECONDS = 30.0
+SECONDS = 120.0  # a busy machine is no failure
 
 
 def until(is_true, otherwise):
@@ -90,6 +90,7 @@ def cluster(monkeypatch):
     """Yield a function that starts tasks; end their threads afterwards."""
     monkeypatch.setattr(out_of_step_watch, "_SECONDS_BETWEEN_CHECKS", 0.05)
     monkeypatch.setattr(out_of_step_watch, "_SECONDS_TO_HEAR", 0.1)
+    monkeypatch.setattr(out_of_step_watch, "_SECONDS_TO_CLOSE", SECONDS)
     monkeypatch.delattr("sys.last_type", raising=False)
     started = []
 
@@ -274,13 +275,15 @@ def test_a_task_that_is_busy_is_named_once_by_the_one_that_waits(cluster, caplog
     assert tasks[0].ends == tasks[1].ends == []
 
 
-def test_many_quick_calls_tell_nothing(cluster):
-    (chief, other), *_ = cluster()
+def test_many_quick_calls_tell_nothing(cluster, monkeypatch):
+    (_, other), *_ = cluster()
+    told = []
+    monkeypatch.setattr(other.watch._messages, "send", told.append)
     end = time.monotonic() + 0.5
     while time.monotonic() < end or other.watch.state.number <= 1000:
         with other.watch.call("train_on_batch", meets=False):
-            told = chief.watch._known.sorted()[1].number
-    assert told < other.watch.state.number / 10
+            pass
+    assert len(told) < other.watch.state.number / 100
 
 
 def test_what_another_version_tells_is_not_heeded(cluster):
