@@ -12,12 +12,13 @@ import threading
 import pytest
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-SECONDS = 60
+SECONDS = 300  # a busy machine is no failure
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/train/status"
 REPORT = """
 import time
-from tfdist.launcher import report_progress
+from tfdist.launcher import kubeflow_progress, report_progress
 
+kubeflow_progress._SECONDS_BETWEEN_REPORTS = kubeflow_progress._TIMEOUT = 600
 for step in range(0, 101, 10):
     report_progress(step, 100, examples_per_second=12.5, loss=0.25)
     time.sleep(0.02)
@@ -90,7 +91,7 @@ def train(**variables):
 def test_the_first_pod_reports_and_the_last_report_arrives(server):
     done = train(**server.variables, JOB_COMPLETION_INDEX="0")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
-    assert 1 <= len(server.received) <= 2  # the first and the last, which are less than five seconds apart
+    assert 1 <= len(server.received) <= 2  # the first and the last
     for path, authorization, body in server.received:
         assert (path, authorization, set(body)) == (PATH, "Bearer let-me-in", {"trainerStatus"})
     last = server.received[-1][2]["trainerStatus"]

@@ -218,7 +218,7 @@ def test_what_a_shell_script_saves_decides_its_status(tmp_path, script):
     path = tmp_path / "run.sh"
     path.write_text(script.format(python=sys.executable, code=tmp_path / "train.py"))
     shell = f"import os; os.execvp('bash', ['bash', {str(path)!r}])"
-    with started(driver(shell, tmp_path / "r", cluster={"workers": 1}, grace=10.0)) as launcher:
+    with started(driver(shell, tmp_path / "r", cluster={"workers": 1}, grace=600)) as launcher:
         until((tmp_path / "ready").exists, "it trains")
         launcher.send_signal(signal.SIGTERM)
         shown, errors = launcher.communicate(timeout=SECONDS)

@@ -30,18 +30,19 @@ from tfdist.launcher.run_events import (
     Warned,
 )
 
-SECONDS = 30
+SECONDS = 300  # a busy machine is no failure
 
 
 @pytest.fixture
 def port():
     reserved = LocalPorts(1)
-    return reserved.ports[0]
+    yield reserved.ports[0]
+    del reserved  # until now it kept the port
 
 
 def scraped(port):
     """Return the samples that a scrape finds, by name and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     return {
         name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
@@ -118,7 +119,7 @@ def test_who_sends_nothing_is_disconnected_after_a_while(port, monkeypatch, capf
     caplog.set_level(logging.INFO, "tfdist")
     with serving_metrics(port, "127.0.0.1"):
         for connection in idle(port, 2):
-            with connection:
+            with connection, contextlib.suppress(ConnectionResetError):  # it has sent too late
                 assert connection.recv(1) == b""
         until(lambda: caplog.text.count("a request for metrics by 127.0.0.1 has failed: timed out") == 2)
     assert capfd.readouterr() == ("", "")
@@ -140,7 +141,7 @@ report_progress(3, 10, loss=0.5)
 text, end = "", time.monotonic() + {SECONDS}
 while not ("tfdist_step 3.0" in text and "tfdist_task_up" in text) and time.monotonic() < end:
     time.sleep(0.1)
-    text = urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen("http://127.0.0.1:{port}/metrics", timeout={SECONDS}).read().decode()
 print(text)
 """
     (tmp_path / "script.py").write_text(code)

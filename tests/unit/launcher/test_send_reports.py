@@ -58,6 +58,7 @@ def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
     monkeypatch.setenv(send_reports.PROGRESS_FILE, str(path))
     monkeypatch.setattr(send_reports, "_written_at", float("-inf"))
+    monkeypatch.setattr(send_reports.time, "monotonic", lambda: 100.0)
     report_progress(1, 10, loss=0.5)
     report_progress(2, 10)  # at once after the first: left out
     assert list(read_reports(path.read_bytes())) == [Progressed(1, 10, None, 0.5)]

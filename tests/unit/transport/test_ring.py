@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tfdist.transport.neighbour_connection import Neighbour
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
 
-SECONDS = 60
+SECONDS = 300  # a busy machine is no failure
 
 
 @contextlib.contextmanager
@@ -137,8 +136,7 @@ def test_tasks_that_are_at_different_exchanges_do_not_mix_them(way):
 def test_the_time_that_is_waited_for_a_late_task_is_told_from_what_the_exchange_takes(size, count, way):
     with ring(size, f"late{count}", way) as tasks:
         for task in tasks[1:]:
-            task.stdout.readline()
-        time.sleep(2)
+            assert task.stdout.readline() == b"waits\n"
         tasks[0].stdin.write(b"go\n")
         tasks[0].stdin.flush()
         found = results(tasks)
@@ -147,7 +145,7 @@ def test_the_time_that_is_waited_for_a_late_task_is_told_from_what_the_exchange_
         assert names == ["float64"]
         assert 0 <= waiting <= seconds
     for _, _, waiting in found[1:]:
-        assert waiting > 0.25
+        assert waiting > 0.9
 
 
 def test_memory_is_lent_again_only_when_no_part_of_it_is_held():
@@ -211,7 +209,7 @@ def test_a_task_that_has_no_memory_for_an_exchange_is_noticed_by_the_others():
                 rings[1].add_up(Costly(np.ones(9)))
             try:
                 with pytest.raises(ExchangeError, match="gone"):
-                    waiting.result(SECONDS / 4)
+                    waiting.result(SECONDS)
             finally:
                 rings[0].why_lost = lambda _: "the test ends"
         with pytest.raises(ExchangeError, match="no room"):

@@ -16,8 +16,8 @@ from fuzzing import manifest_of
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.grpc_health_probe import answering_health_checks
+from tfdist.transport import listen_and_call, unproven_callers, worker_and_ps_ends
 from tfdist.transport import shared_memory as shared
-from tfdist.transport import worker_and_ps_ends
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.channel import Channel
 from tfdist.transport.listen_and_call import ConnectError, ExchangeError, call
@@ -25,6 +25,7 @@ from tfdist.transport.worker_and_ps_ends import ServerEndpoint, WorkerEndpoint, 
 
 SECRET, OTHER = b"a secret of these tests", b"another secret of theirs"
 HEADER = 45  # bytes
+SECONDS = 300  # a busy machine is no failure
 
 by_memory = pytest.mark.skipif(
     not hasattr(os, "memfd_create"), reason="the system has no memory of this kind"
@@ -34,6 +35,21 @@ by_memory = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def no_time_to_end(monkeypatch):
     monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_BE_GONE", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_CONNECT", SECONDS)
+    for module in (listen_and_call, unproven_callers):
+        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", SECONDS)
+
+
+@pytest.fixture
+def nowhere():
+    """Yield an address that refuses connections, and that no other process takes meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()
 
 
 @pytest.fixture
@@ -101,8 +117,8 @@ def test_all_of_a_step_goes_down_and_up(ends, pool):
             )
             assert same(worker.receive(forms[0], ticket), down)
             worker.hand_over(forms[1], ticket, *up)
-            ends_of_server[0].result(20)
-            assert same(ends_of_server[1].result(20), up)
+            ends_of_server[0].result(SECONDS)
+            assert same(ends_of_server[1].result(SECONDS), up)
     each = [sum(array.nbytes for array in arrays_of(0, size)) for size in sizes]
     assert server.moved() == 4 * sum(each) + 8 * HEADER
 
@@ -163,7 +179,7 @@ def test_what_is_not_the_same_memory_is_not_taken_for_it(lie, tmp_path):
 
             assert theirs.recv(1) == b"-"
             theirs.sendall(b"+")
-            assert found.result(10) is None
+            assert found.result(SECONDS) is None
 
 
 def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends, pool):
@@ -179,7 +195,7 @@ def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends, p
     worker.hand_over(up, ticket, *second)
     assert same(server.receive(up, ticket), second)
     with pytest.raises(ExchangeError, match="given up"):
-        waiting.result(20)
+        waiting.result(SECONDS)
 
 
 def test_another_size_is_refused(ends):
@@ -239,7 +255,7 @@ def test_a_worker_that_comes_back_gets_a_new_line_and_the_old_one_is_cut(ends, c
     again = WorkerEndpoint(cluster.with_task("worker", 0), SECRET)
     ticket = again.begin(addresses)
     with pytest.raises(ExchangeError, match="worker:0"):
-        waiting.result(20)
+        waiting.result(SECONDS)
     server.send(manifest(*down), ticket, *down)
 
     assert same(again.receive(manifest(*down), ticket), down)
@@ -258,7 +274,7 @@ def test_one_broken_line_ends_the_step_on_all_of_them(cluster):
         servers[1].close()
         for each in waiting:
             with pytest.raises(ExchangeError, match=r"ps:1 .* gone|given up"):
-                each.result(20)
+                each.result(SECONDS)
     servers[1] = ServerEndpoint(of_two.with_task("ps", 1), SECRET)
     servers[0].close()
     servers[1].close()
@@ -306,11 +322,11 @@ def test_asynchronous_workers_that_are_silent_leave_the_servers_threads_to_the_o
         threads = stack.enter_context(ThreadPoolExecutor(len(silent)))  # as many as TensorFlow's, by default
         waiting = [threads.submit(server.receive, up, ticket) for ticket in tickets]
         ticket = genuine.begin(addresses)
-        threads.submit(server.send, manifest(*down), ticket, *down).result(30)
+        threads.submit(server.send, manifest(*down), ticket, *down).result(SECONDS)
         assert same(genuine.receive(manifest(*down), ticket), down)
         for index, each in enumerate(waiting):
             with pytest.raises(ExchangeError, match=f"worker:{index} at .* has been silent"):
-                each.result(30)
+                each.result(SECONDS)
     for worker in (*silent, genuine):
         worker.close()
 
@@ -360,9 +376,9 @@ def test_an_asynchronous_worker_that_computes_notices_that_a_server_has_cut_it(c
     worker._end_without = lambda server, why: ended.append((server, why)) or has_ended.set()
     worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}, is_in_step=False))
     server.close()
-    assert has_ended.wait(20)
+    assert has_ended.wait(SECONDS)
     worker.close()
-    worker._watch.join(20)
+    worker._watch.join(SECONDS)
     assert ended == [(0, f"ps:0 at {cluster.address(('ps', 0))} is gone: the connection is broken")]
 
 
@@ -377,22 +393,20 @@ def test_an_asynchronous_worker_ends_that_cannot_send_what_it_has_handed_over(cl
     ticket = worker.begin(written_addresses({0: ("127.0.0.1", int(server.listen(b"")))}))
     gradient = np.zeros(3)
     worker.hand_over(manifest(gradient, is_in_step=False, is_state=False), ticket, gradient)
-    assert has_ended.wait(20)
+    assert has_ended.wait(SECONDS)
     assert ended == [(0, f"ps:0 at {cluster.address(('ps', 0))} takes nothing")]
     worker.close()
     server.close()
 
 
-def test_an_asynchronous_worker_that_cannot_connect_to_a_server_that_is_there_ends(cluster, ended):
+def test_an_asynchronous_worker_that_cannot_connect_to_a_server_that_is_there_ends(cluster, ended, nowhere):
     worker = WorkerEndpoint(cluster.with_task("worker", 0), SECRET)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nowhere = {0: closed.getsockname()}
     with answering_health_checks(cluster.address(("ps", 0))):
         with pytest.raises(Ended):
-            worker.begin(written_addresses(nowhere, is_in_step=False))
+            worker.begin(written_addresses({0: nowhere}, is_in_step=False))
         with pytest.raises(ExchangeError, match="cannot be reached"):
-            worker.begin(written_addresses(nowhere))
-        assert b"cannot be reached" in worker.connect(written_addresses(nowhere, is_in_step=False))
+            worker.begin(written_addresses({0: nowhere}))
+        assert b"cannot be reached" in worker.connect(written_addresses({0: nowhere}, is_in_step=False))
     worker.close()
 
 
@@ -416,9 +430,9 @@ def test_a_server_keeps_its_error_until_an_asynchronous_worker_has_ended(cluster
             again.close()
         if what != "ends":
             with pytest.raises(ExchangeError):
-                waiting.result(20)
+                waiting.result(SECONDS)
     with pytest.raises(ExchangeError):
-        waiting.result(20)
+        waiting.result(SECONDS)
     server.close()
 
 
@@ -496,7 +510,7 @@ def test_a_connection_that_comes_while_the_server_closes_is_closed(monkeypatch):
     def share_slowly(connection):
         memories = share_memory(connection)
         if "_accept_worker" in threading.current_thread().name:  # the server's end
-            assert is_closed.wait(20)
+            assert is_closed.wait(SECONDS)
         return memories
 
     monkeypatch.setattr(worker_and_ps_ends, "share_memory", share_slowly)
@@ -527,20 +541,18 @@ def test_a_step_given_up_between_the_first_variables_and_their_difference_loses_
     assert all(same(worker.receive(form, ticket), [each]) for form, each in zip(forms, weights, strict=True))
 
 
-def test_a_worker_connects_to_all_servers_at_once_and_keeps_the_connections_it_gets(monkeypatch):
+def test_a_worker_connects_to_all_servers_at_once_and_keeps_the_connections_it_gets(monkeypatch, nowhere):
     of_three = ClusterConfig.local(workers=1, ps=3)
     servers = [ServerEndpoint(of_three.with_task("ps", index), SECRET) for index in range(3)]
     worker = WorkerEndpoint(of_three.with_task("worker", 0), SECRET)
     ports = {i: ("127.0.0.1", int(each.listen(b""))) for i, each in enumerate(servers)}
-    all_are_called = threading.Barrier(3, timeout=20)
+    all_are_called = threading.Barrier(3, timeout=SECONDS)
 
     def call_with_others(*args):
         all_are_called.wait()
         return call(*args)
 
     monkeypatch.setattr(worker_and_ps_ends, "call", call_with_others)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nowhere = closed.getsockname()
     why = worker.connect(written_addresses({**ports, 1: nowhere}))
     assert why.startswith(f"ps:1 at {of_three.address(('ps', 1))}: ".encode())
     monkeypatch.setattr(worker_and_ps_ends, "call", call)
