@@ -88,10 +88,11 @@ def test_a_run_without_ports_is_a_mistake_of_one_line(tmp_path):
 
 
 def test_a_cluster_whose_ports_are_closed_is_a_mistake_of_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(ConfigError, match=rf"^timeline: no task answers: ps:0 at {address}\. Wait"):
-        check_answers(RunningTasks({"ps:0": address}, False, {}))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # held, and not listened to: connections are refused
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"^timeline: no task answers: ps:0 at {address}\. Wait"):
+            check_answers(RunningTasks({"ps:0": address}, False, {}))
 
 
 @pytest.mark.parametrize(

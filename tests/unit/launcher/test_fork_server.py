@@ -206,8 +206,10 @@ def test_where_it_is_stopped_the_tasks_are_started_one_by_one(here, nothing_left
 def test_where_it_is_stopped_later_lost_tasks_are_started_without_it(here, nothing_left):  # noqa: F811
     code = BEGIN + (
         "if me == 'worker-1' and life == 1:\n    until_worker_0_lives()\n"
-        "    os.kill(int((here / 'loaded').read_text().split()[0]), signal.SIGSTOP)\n"
-        "    time.sleep(0.2)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    server = (here / 'loaded').read_text().split()[0]\n"
+        "    os.kill(int(server), signal.SIGSTOP)\n"
+        "    while Path('/proc', server, 'stat').read_text().rpartition(') ')[2][0] != 'T': time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "while me == 'worker-0' and life == 1: time.sleep(1)\n"
     )
     report, _ = run(code, here, loads_once=True, restarts=1)

@@ -10,10 +10,11 @@ from tfdist.profiling.record_from_outside import _hand_to_owner, record_from_out
 
 
 def test_tasks_that_record_nothing_are_a_mistake_of_one_line(tmp_path, capfd):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(DataError, match=r"^timeline: the tasks have recorded nothing: .*\. Record while"):
-        record_from_outside({"worker:0": address, "ps:0": address}, tmp_path / "timeline", 0.05)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # held, and not listened to: connections are refused
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(DataError, match=r"^timeline: the tasks have recorded nothing: .*\. Record while"):
+            record_from_outside({"worker:0": address, "ps:0": address}, tmp_path / "timeline", 0.05)
     assert list((tmp_path / "timeline").iterdir()) == []
     assert capfd.readouterr().out == ""  # TensorFlow writes a line there for each task
 
