@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from tfdist.cli.train import main as train
+from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import TfdistError
 
 CONFIG = Path(__file__).with_name("mnist.yaml")
@@ -46,9 +47,11 @@ def main() -> None:
         "data.batch_size": flags.batch_size,
     }
     report = flags.log_dir / "report.json"
-    report.unlink(missing_ok=True)
+    is_master = ClusterConfig.from_environment().is_chief
+    if is_master:
+        report.unlink(missing_ok=True)  # of an earlier run
     train(str(CONFIG), [f"{key}={value}" for key, value in changes.items()], run_dir=str(flags.log_dir))
-    if report.exists():  # only the master writes one
+    if is_master and report.exists():
         exported = Path(json.loads(report.read_text())["export"])
         model = flags.model_dir / exported.name
         shutil.copytree(exported, model, dirs_exist_ok=True)
