@@ -10,6 +10,7 @@ from tfdist.cli._job_from_command_line import submission_of
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.engines.log_files_and_exit_status import last_progress
 from tfdist.engines.protocol import Engine
+from tfdist.engines.submitted_jobs import record_end
 from tfdist.errors import TfdistError
 from tfdist.launcher.progress_text import find_progress
 
@@ -18,6 +19,8 @@ def main(command: Sequence[str]) -> None:
     """Print the state, the scheduler's own words for it, the folder of the run, and the progress."""
     engine, submission = submission_of(command)
     state, words = engine.state(submission)
+    if submission.ended and not state.is_final:  # a user has started it again
+        record_end(submission, state)
     progress = last_progress(submission)
     if progress is None and state is State.RUNNING:
         progress = _printed_progress(engine, submission)

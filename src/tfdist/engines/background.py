@@ -124,6 +124,7 @@ class BackgroundEngine:
 
     name: str
     takes_addresses = True  # of an object store, for runs
+    runs_again = True  # if a user executes the script of a job that has ended
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, with the last message of a failed one."""

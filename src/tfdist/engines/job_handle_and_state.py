@@ -61,6 +61,7 @@ class Submission:
         made_by: The command line that the user typed, without the values of secrets.
         at: When, for people, in this machine's time zone.
         url: Where the user finds the files of the run, if `run_dir` exists only for the tasks.
+        ended: The state in which the job has ended, once the engine has told it; empty before.
     """
 
     handle: Handle
@@ -70,6 +71,7 @@ class Submission:
     made_by: str
     at: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
     url: str = ""
+    ended: str = ""
 
     @property
     def place(self) -> str:

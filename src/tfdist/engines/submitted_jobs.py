@@ -3,12 +3,13 @@
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from tfdist._utils.check_and_expand_paths import exists, expanded_path
 from tfdist._utils.write_files import write_json
-from tfdist.engines.job_handle_and_state import Handle, Submission
+from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.errors import ConfigError, StorageError
 
 _REMEDY = "Set XDG_STATE_HOME to a folder of yours"
@@ -22,6 +23,14 @@ def record(submission: Submission) -> None:
     """
     texts = {"handle": str(submission.handle), "run_dir": str(submission.run_dir)}
     write_json(_path(submission.handle), {**vars(submission), **texts}, is_private=True)
+
+
+def record_end(submission: Submission, state: State) -> None:
+    """Write the state of a job that has ended into its record, and remove that of one that runs again."""
+    ended = state.value if state in (State.SUCCEEDED, State.FAILED, State.CANCELLED) else ""
+    if ended != submission.ended:
+        with contextlib.suppress(StorageError):  # its engine is asked again
+            record(replace(submission, ended=ended))
 
 
 def find_submission(handle: Handle) -> Submission:

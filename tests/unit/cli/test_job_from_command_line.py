@@ -366,6 +366,52 @@ def test_the_list_has_all_jobs_whatever_their_schedulers_say(queue, config, tmp_
     ]
 
 
+def listed(capsys):
+    """Return the states that `tfdist list` prints, by the numbers of the jobs."""
+    capsys.readouterr()
+    list.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    return {words[0].rpartition("/")[2]: words[1] for words in lines}
+
+
+def test_the_engine_of_an_ended_job_is_asked_once(queue, config, tmp_path, capsys, monkeypatch):
+    numbers, asked, made = iter("6789"), [], []
+    states = {"6": State.FAILED, "7": State.SUCCEEDED, "8": State.RUNNING, "9": State.UNKNOWN}
+
+    def state(self, submission):
+        asked.append(submission.handle.number)
+        return states[submission.handle.number], ""
+
+    monkeypatch.setattr(
+        queue, "submit", lambda self, job, _: job.submission(Handle("queue", "here", next(numbers)))
+    )
+    monkeypatch.setattr(queue, "state", state)
+    monkeypatch.setattr(queue, "__init__", lambda self: made.append(self))
+    submit.main(["queue"], config=str(config))
+    submit.main(["queue"], config=str(config), resume="queue://here/6")
+    submit.main(["queue"], config=str(config))
+    submit.main(["queue"], config=str(config))
+    shown = {number: state.value for number, state in states.items()}
+    made.clear()
+    asked.clear()
+    assert listed(capsys) == listed(capsys) == shown
+    assert len(made) == 2
+    assert sorted(asked) == [*"66", "7", *"88", *"99"]  # the files of 6 may be those of 7
+    monkeypatch.setattr(queue, "runs_again", True, raising=False)
+    states["7"] = State.RUNNING
+    assert listed(capsys)["7"] == "running"
+
+
+def test_an_ended_job_that_a_user_has_started_again_is_listed_as_running(queue, config, tmp_path, capsys):
+    submit.main(["queue"], config=str(config))
+    (tmp_path / "ended").touch()
+    assert listed(capsys) == {"7": "succeeded"}
+    (tmp_path / "ended").unlink()
+    assert listed(capsys) == {"7": "succeeded"}
+    status.main(["queue://here/7"])
+    assert listed(capsys) == {"7": "running"}
+
+
 def test_a_run_that_cannot_be_read_leaves_the_states_of_other_jobs(
     queue, config, tmp_path, capsys, monkeypatch
 ):
@@ -379,10 +425,7 @@ def test_a_run_that_cannot_be_read_leaves_the_states_of_other_jobs(
         (tmp_path / "runs" / f"a-b-{number}").mkdir(parents=True)
     (tmp_path / "runs" / "a-b-8" / "exit_status").mkdir()
     (tmp_path / "runs" / "a-b-7" / "exit_status").write_text("0\n")
-    capsys.readouterr()
-    list.main()
-    states = [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert states == ["running", "unknown:", "succeeded"]
+    assert listed(capsys) == {"9": "running", "8": "unknown:", "7": "succeeded"}
 
 
 @pytest.mark.parametrize("words", [["slurm"], ["dockerfile"]])
