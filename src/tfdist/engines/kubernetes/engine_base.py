@@ -9,11 +9,12 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -43,7 +44,7 @@ _STATES = {
 }
 _STAMPED = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\S+) ?(?P<text>.*)")
 _NOTE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ ")  # a line of kubectl's own log
-_Lines = queue.Queue[Line | None]
+_Answer = TypeVar("_Answer")
 
 
 class KubectlEngine(abc.ABC):
@@ -103,22 +104,18 @@ class KubectlEngine(abc.ABC):
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what kubectl logs prints for the pods of each task, one after the other."""
-        lines: _Lines = queue.Queue()
-        errors: dict[str, TfdistError] = {}
-        threads = [
-            threading.Thread(target=self._read, args=(submission, task, follow, lines, errors), daemon=True)
-            for task in tasks
-        ]
+        reader = _LogReader(submission, tasks, until_end(self.state, submission, follow))
+        threads = [threading.Thread(target=reader.read, args=(task,), daemon=True) for task in tasks]
         for thread in threads:
             thread.start()
         for _ in threads:
-            while (found := lines.get()) is not None:
+            while (found := reader.lines.get()) is not None:
                 yield found
-        raise_first(errors)
+        raise_first(reader.errors)
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
         """Return the last lines of a task's newest pod."""
-        pods = _pods(submission, task)
+        pods = _pods(_list_pods(submission, [task]), task)
         if not pods:
             return []
         return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", pods[-1].name).splitlines()
@@ -148,38 +145,6 @@ class KubectlEngine(abc.ABC):
                 expected = "lower-case letters, digits and -, as Kubernetes wants names"
                 raise ConfigError(f"cluster.{role}", expected=expected, received=shown(role))
         return Application(job, _section(job, options), _name(job.name) + ending)
-
-    def _read(
-        self,
-        submission: Submission,
-        task: str,
-        follow: bool,
-        lines: "_Lines",
-        errors: dict[str, TfdistError],
-    ) -> None:
-        """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
-        newest: dict[str, str] = {}  # the time of each pod's last line
-        complete: set[str] = set()  # of their numbers
-
-        def logs(_: bool) -> Iterator[tuple[str, Iterator[Line]]]:
-            for pod in _pods(submission, task):
-                if pod.uid not in complete:
-                    yield f"{task} ({pod.name})", lines_of(pod)
-
-        def lines_of(pod: _Pod) -> Iterator[Line]:
-            for line in _log(submission, pod, newest, follow=follow):
-                yield task, line
-            if pod.has_ended:  # otherwise the connection was lost, and continues after the last line
-                complete.add(pod.uid)
-
-        is_over = until_end(self.state, submission, follow)
-        try:
-            for line in lines_until_end(logs, is_over, _SECONDS_BETWEEN_LOOKS, errors):
-                lines.put(line)
-        except TfdistError as error:
-            errors[task] = error
-        finally:
-            lines.put(None)
 
 
 def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
@@ -280,14 +245,22 @@ class _Pod(NamedTuple):
     has_ended: bool
 
 
-def _pods(submission: Submission, task: str) -> list[_Pod]:
+def _list_pods(submission: Submission, tasks: Sequence[str]) -> list[Object]:
+    """Return the pods of tasks, and perhaps of others."""
+    labels = f"{INSTANCE}={submission.handle.number}"
+    if len(roles := {task.partition(":")[0] for task in tasks}) == 1:
+        labels += f",{ROLE}={roles.pop()}"
+    return _list(submission, "pods", f"--selector={labels}")
+
+
+def _pods(found: Sequence[Object], task: str) -> list[_Pod]:
     """Return a task's pods that have started, the oldest first."""
     role, _, index = task.partition(":")
-    labels = f"{INSTANCE}={submission.handle.number},{ROLE}={role}"
     pods = [
         pod
-        for pod in _list(submission, "pods", f"--selector={labels}")
+        for pod in found
         if pod["status"].get("phase") != "Pending"
+        and pod["metadata"]["labels"].get(ROLE) == role
         and index in (pod["metadata"]["labels"].get(label) for label in _INDEXES)
     ]
     pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
@@ -307,6 +280,71 @@ def _list(submission: Submission, kind: str, selector: str) -> list[Object]:
         _kubectl("get", kind, *_within(submission), selector, "--output=json")
     )["items"]
     return objects
+
+
+class _SharedAnswer(Generic[_Answer]):
+    """An answer of kubectl that several threads use for some seconds, or its error."""
+
+    def __init__(self, ask: Callable[[], _Answer]) -> None:
+        self._ask, self._lock = ask, threading.Lock()
+        self._asked_at = self.answered_at = float("-inf")
+        self._answer: _Answer | TfdistError
+
+    def get(self, since: float = float("-inf")) -> _Answer:
+        """Return the answer to a question that was asked after a time of `time.monotonic`."""
+        with self._lock:
+            now = time.monotonic()
+            if self._asked_at < since or now - self.answered_at >= _SECONDS_BETWEEN_LOOKS:
+                self._asked_at = now
+                try:
+                    self._answer = self._ask()
+                except TfdistError as error:
+                    self._answer = error
+                self.answered_at = time.monotonic()
+            answer = self._answer
+        if isinstance(answer, TfdistError):
+            raise answer
+        return answer
+
+
+class _LogReader:
+    """Read the logs of tasks, each in a thread: they share what kubectl says of the job and its pods."""
+
+    def __init__(
+        self, submission: Submission, tasks: Sequence[str], is_over: Callable[[], bool] | None
+    ) -> None:
+        self.lines: queue.Queue[Line | None] = queue.Queue()
+        self.errors: dict[str, TfdistError] = {}
+        self._submission = submission
+        self._pods = _SharedAnswer(lambda: _list_pods(submission, tasks))
+        self._is_over = _SharedAnswer(is_over) if is_over else None
+
+    def read(self, task: str) -> None:
+        """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
+        newest: dict[str, str] = {}  # the time of each pod's last line
+        complete: set[str] = set()  # of their numbers
+
+        def logs(is_last: bool) -> Iterator[tuple[str, Iterator[Line]]]:
+            # The last pods are those after the job's end.
+            since = self._is_over.answered_at if self._is_over and is_last else float("-inf")
+            for pod in _pods(self._pods.get(since), task):
+                if pod.uid not in complete:
+                    yield f"{task} ({pod.name})", lines_of(pod)
+
+        def lines_of(pod: _Pod) -> Iterator[Line]:
+            for line in _log(self._submission, pod, newest, follow=self._is_over is not None):
+                yield task, line
+            if pod.has_ended:  # otherwise the connection was lost, and continues after the last line
+                complete.add(pod.uid)
+
+        is_over = self._is_over.get if self._is_over else None
+        try:
+            for line in lines_until_end(logs, is_over, _SECONDS_BETWEEN_LOOKS, self.errors):
+                self.lines.put(line)
+        except TfdistError as error:
+            self.errors[task] = error
+        finally:
+            self.lines.put(None)
 
 
 def _log(submission: Submission, pod: _Pod, newest: dict[str, str], *, follow: bool) -> Iterator[str]:

@@ -394,6 +394,7 @@ def test_an_error_of_one_task_leaves_the_logs_of_the_others(monkeypatch, tmp_pat
     )
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(kubectl_module, "_list_pods", lambda *_: [])
     monkeypatch.setattr(kubectl_module, "_pods", pods_of)
     printed = []
     with pytest.raises(ConfigError) as caught:
@@ -421,6 +422,7 @@ def test_a_connection_of_followed_logs_that_is_lost_continues_after_the_last_lin
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(kubectl_module, "_list_pods", lambda *_: [])
     has_ended, states = iter([False, True, True]), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
     monkeypatch.setattr(
         kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("pod", "1", next(has_ended))]
@@ -440,10 +442,34 @@ def test_a_pod_that_is_made_again_under_its_name_is_followed(monkeypatch, tmp_pa
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
+    monkeypatch.setattr(kubectl_module, "_list_pods", lambda *_: [])
     pods, states = iter("112"), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
     monkeypatch.setattr(kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("x-0", next(pods), True)])
     monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))
     assert logs(follow=True) == [("chief:0", "1"), ("chief:0", "2")]
+
+
+def test_the_threads_of_the_tasks_share_what_kubectl_says(kubectl, monkeypatch):
+    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 3600.0)
+    tasks = tuple(f"worker:{index}" for index in range(20))
+    deleted, no_pods = "", '{"items": []}'
+    calls = kubectl(deleted, no_pods)
+    assert logs(follow=True, tasks=tasks) == []
+    assert len(calls) == 3  # the object, whether it has pods, and the last pods
+    calls.clear()
+    kubectl(no_pods)
+    assert logs(follow=False, tasks=("chief:0", *tasks)) == []
+    assert [words[-2:] for words in calls] == [("--selector=app.kubernetes.io/instance=x", "--output=json")]
+
+
+def test_pods_of_other_tasks_are_left_out():
+    def pod(role, index, phase="Running"):
+        labels = {kubectl_module.ROLE: role, kubectl_module._INDEXES[0]: index}
+        return {"metadata": {"name": f"{role}-{index}", "labels": labels}, "status": {"phase": phase}}
+
+    found = [pod("chief", "0"), pod("worker", "0"), pod("worker", "1"), pod("ps", "1", "Pending")]
+    assert [pod.name for pod in kubectl_module._pods(found, "worker:1")] == ["worker-1"]
+    assert kubectl_module._pods(found, "ps:1") == []
 
 
 WAITS = {"reason": "ImagePullBackOff", "message": "Back-off pulling\nimage"}
