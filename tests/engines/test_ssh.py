@@ -19,10 +19,16 @@ SCRIPT = """
 import os, pathlib, socket, subprocess, sys, time
 from tfdist import ClusterConfig
 
+def command_line(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
 cluster = ClusterConfig.from_environment()
 print("I am", cluster.task, "on", socket.gethostname(), "of", cluster.address(cluster.task), flush=True)
-print("secret of", len(os.environ["TFDIST_SECRET"]), os.environ["TFDIST_SECRET"] in str(list(map(
-    lambda path: path.read_bytes(), pathlib.Path("/proc").glob("[0-9]*/cmdline")))), flush=True)
+command_lines = str([command_line(path) for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")])
+print("secret of", len(os.environ["TFDIST_SECRET"]), os.environ["TFDIST_SECRET"] in command_lines, flush=True)
 if "once" in sys.argv:
     subprocess.Popen(["sleep", "601"], start_new_session=True)
     lost, back = pathlib.Path("lost"), pathlib.Path("back")
