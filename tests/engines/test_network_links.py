@@ -1,6 +1,7 @@
 """The links of benchmarks/networks.py: as fast as they say, and their bytes counted."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from network_tasks import LINKS, TaskError, network, why_no_network  # noqa: E40
 
 pytestmark = pytest.mark.engines
 MB = 10
+SECONDS = 120  # after which no transfer is fast enough
 
 SEND = f"""
 import json, os, pathlib, socket, sys, time
@@ -52,31 +54,33 @@ def links(tmp_path_factory):
         yield made
 
 
-def fastest(links, folder):
-    """Return the fastest of five transfers: others may use the processors meanwhile."""
-    windows = []
-    for number in range(5):
+def faster_than(seconds, links, folder):
+    """Return the first transfer that takes less than some seconds: others may use the processors meanwhile."""
+    give_up, number = time.monotonic() + SECONDS, 0
+    while True:
         (own := folder / str(number)).mkdir()
         command = [sys.executable, "-c", SEND, str(own)]
-        windows += links.run(links.cluster(worker=2), command, own, {})["windows"]
-    return min(windows, key=lambda window: window["wall"])
+        [window] = links.run(links.cluster(worker=2), command, own, {})["windows"]
+        if window["wall"] < seconds:
+            return window
+        assert time.monotonic() < give_up, window
+        number += 1
 
 
 @pytest.mark.parametrize("link", ["100mbit", "1gbit"])
 def test_a_link_is_as_fast_as_it_says(links, link, tmp_path):
     links.limit(link)
-    window = fastest(links, tmp_path)
-    assert 1.0 <= window["bytes"] / (MB * 1e6) < 1.1  # with the headers of packets
-    least = 8 * window["bytes"] / LINKS[link]
+    least = 8 * MB * 1e6 / LINKS[link]
     burst = 2 * 8 * 512_000 / LINKS[link]  # that the two ends of a way let through at once
-    assert least - burst <= window["wall"] < 2 * least + 0.1
+    window = faster_than(2 * least + 0.1, links, tmp_path)
+    assert 1.0 <= window["bytes"] / (MB * 1e6) < 1.1  # with the headers of packets
+    assert window["wall"] >= least - burst
 
 
 def test_a_limit_can_be_taken_off(links, tmp_path):
     links.limit("100mbit")
     links.limit("unlimited")
-    window = fastest(links, tmp_path)
-    assert window["wall"] < 0.5 * 8 * MB * 1e6 / LINKS["100mbit"]
+    assert faster_than(0.5 * 8 * MB * 1e6 / LINKS["100mbit"], links, tmp_path)
 
 
 def test_a_task_that_fails_is_named_with_the_end_of_its_log(links, tmp_path):
