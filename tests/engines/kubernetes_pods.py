@@ -7,6 +7,7 @@ add is added here: host names and indexes of indexed Jobs, labels of JobSet, TF_
 import contextlib
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class Pod:
         failures: How many have failed since its Job was made.
         was_ready: Whether the readiness probe of a container has succeeded.
         is_evicted: Whether its container was told to end by an eviction.
+        probe: What connects to the newest container until it is ready.
     """
 
     role: str
@@ -54,6 +56,7 @@ class Pod:
     failures: int = 0
     was_ready: bool = False
     is_evicted: bool = False
+    probe: subprocess.Popen[bytes] | None = None
 
     @property
     def container(self) -> str:
@@ -201,6 +204,7 @@ class Pods:
         words = [_expanded(word, variables) for word in container["command"]]
         name = f"--name={pod.container}"
         self.docker.run("docker", "run", "--detach", name, *options, self.docker.image, *words)
+        self._start_probe(pod)
 
     def _environment(self, pod: Pod, container: Object) -> dict[str, str]:
         values: dict[str, str] = {}
@@ -241,10 +245,9 @@ class Pods:
             return None
         state = self.docker.inspect(pod.container)["State"]
         if state["Status"] != "exited":
-            self._probe(pod)
             return None
         status = state["ExitCode"]
-        pod.statuses.append(status)
+        _note_end(pod, status)
         evicted, pod.is_evicted = pod.is_evicted, False
         if status == 0:
             return None
@@ -282,17 +285,17 @@ class Pods:
     def _stop(self, pod: Pod) -> None:
         if pod.runs:
             self.docker.run("docker", "stop", pod.container)
-            pod.statuses.append(self.docker.inspect(pod.container)["State"]["ExitCode"])
+            _note_end(pod, self.docker.inspect(pod.container)["State"]["ExitCode"])
 
-    def _probe(self, pod: Pod) -> None:
-        """Connect to the pod's port, as its readiness probe does."""
+    def _start_probe(self, pod: Pod) -> None:
+        """Connect to the pod's port until it is ready, as its readiness probe does; nobody has to look meanwhile."""
         probe = pod.spec["containers"][0].get("readinessProbe")
         if probe and not pod.was_ready:
-            port = probe["tcpSocket"]["port"]
-            command = f"exec 3<>/dev/tcp/{pod.host}/{port}"
-            pod.was_ready = not self.docker.attempt(
-                "docker", "exec", pod.container, "bash", "-c", command
-            ).returncode
+            connect = f"exec 3<>/dev/tcp/{pod.host}/{probe['tcpSocket']['port']}"
+            loop = f"until ({connect}) 2> /dev/null; do sleep 0.2; done"
+            words = ["docker", "exec", pod.container, "bash", "-c", loop]
+            silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            pod.probe = subprocess.Popen(words, env=self.docker.environ, **silent)
 
     def _is_done(self) -> bool:
         """Return whether the job has succeeded; end the pods that the controllers would end then."""
@@ -307,6 +310,19 @@ class Pods:
     def roles(self) -> set[str]:
         """Return the roles of the pods."""
         return {pod.role for pod in self.pods}
+
+
+def _note_end(pod: Pod, status: int) -> None:
+    """Note the exit status of the newest container, and whether it was ready before."""
+    pod.statuses.append(status)
+    _end_probe(pod)
+
+
+def _end_probe(pod: Pod) -> None:
+    """Wait for the probe of a container that has ended, which ends with it."""
+    if pod.probe is not None:
+        pod.was_ready |= pod.probe.wait() == 0
+        pod.probe = None
 
 
 def _is_trainer(replicated: Object) -> bool:
@@ -391,4 +407,5 @@ def running_pods(
         for pod in pods.pods:
             for number in range(1, pod.started + 1):
                 docker.attempt("docker", "rm", "--force", f"{pod.host}.{number}")
+            _end_probe(pod)
         docker.run("docker", "network", "rm", pods.network)
