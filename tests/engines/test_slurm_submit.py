@@ -111,10 +111,10 @@ ASKS = "sleep 1; exit 138"  # notices the loss of another one
 @pytest.mark.parametrize(
     "ends",
     [
-        ["exit 138"] * 4,
+        pytest.param(["exit 138"] * 4, marks=pytest.mark.again),
         [ASKS, ASKS, "kill -KILL $$", ASKS],
-        [ASKS, "kill -SEGV $$", ASKS, ASKS],
-        [ASKS, ASKS, ASKS, "kill -KILL $PPID $$"],
+        pytest.param([ASKS, "kill -SEGV $$", ASKS, ASKS], marks=pytest.mark.again),
+        pytest.param([ASKS, ASKS, ASKS, "kill -KILL $PPID $$"], marks=pytest.mark.again),
     ],
 )
 def test_a_job_that_lost_a_task_is_started_again_while_restarts_are_left(tfdist, slurm, ends):
