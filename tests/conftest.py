@@ -46,7 +46,15 @@ settings.load_profile("untimed")
 enable_onednn()
 
 
-_SHARE_FIXTURES = {"test_network.py", "test_predict.py", "test_remote.py"}
+_SHARE_FIXTURES = {
+    "test_network.py",
+    "test_predict.py",
+    "test_remote.py",
+    # Slurm starts in a second, and its tests wait most of the time: two processes wait for two of them at once.
+    "test_compose.py",
+    "test_ray_launch.py",
+    "test_ssh.py",
+}
 _MOST_PROCESSES = 8  # each starts clusters, whose tasks need memory
 
 
