@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -56,3 +57,30 @@ class Sleeper(tf.keras.callbacks.Callback):
 
 def sleeper(folder, task, step=12):
     return Sleeper(folder, task, step)
+
+
+class Held(tf.keras.callbacks.Callback):
+    """Wait after a step while the file `hold` is there; write `held` then, and `told` after a signal to end."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = Path(folder)
+
+    def on_train_begin(self, logs=None):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            handle = signal.getsignal(number)
+            if callable(handle):
+                signal.signal(number, lambda *arguments, handle=handle: self._told(handle, *arguments))
+
+    def _told(self, handle, *arguments):
+        handle(*arguments)
+        (self._folder / "told").touch()
+
+    def on_train_batch_end(self, batch, logs=None):
+        while (self._folder / "hold").exists():
+            (self._folder / "held").touch()
+            time.sleep(0.02)
+
+
+def held(folder):
+    return Held(folder)
