@@ -318,7 +318,6 @@ def waiting(strategy: Any, folder: Path) -> float:
     servers = [folder / f"{name}.log" for name in ("ps:0", "worker:0")]
     while not all("has found the chief" in log.read_text() for log in servers) and time.monotonic() < end:
         time.sleep(0.05)
-    time.sleep(2)  # until it heeds signals
     (folder / "connected").touch()
     while not (folder / "told").exists() and time.monotonic() < end:
         time.sleep(0.05)

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Running:
         if task is not None:
             environ["TF_CONFIG"] = self.cluster.tf_config_json(*task)
         result, log = (self.folder / f"{name}.{kind}" for kind in ("json", "log"))
+        log.touch()
         self.processes[name] = Forked(one_task.main, order, result, environ=environ, output=log)
 
     def wait(self, limit: float, *, failures_expected: bool = False) -> Finished:
@@ -63,7 +64,7 @@ class Running:
         hanging = [name for name, each in self.processes.items() if each.poll() is None]
         self._show_stacks(hanging)
         codes = {name: each.poll() for name, each in self.processes.items()}
-        logs = {name: (self.folder / f"{name}.log").read_text(errors="replace") for name in self.processes}
+        logs = {name: self.log(name) for name in self.processes}
         if hanging or (any(codes.values()) and not failures_expected):
             shown = "\n".join(
                 f"--- {name}, {'still running' if name in hanging else f'exit {code}'} ---\n{logs[name][-6000:]}"
@@ -76,15 +77,51 @@ class Running:
         results = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
         return Finished(codes, results, logs)
 
+    def wait_for(self, name: str, *, ended: Collection[str] = ()) -> None:
+        """Wait until a task has written a file; only the tasks in `ended` may end before."""
+        self.until((self.folder / name).exists, f"a task writes {name}", ended=ended)
+
+    def until(self, condition: Callable[[], bool], what: str, *, ended: Collection[str] = ()) -> None:
+        """Wait until a condition is met; fail at once where a task ends before, but for those in `ended`."""
+        end = time.monotonic() + LONGEST
+        while True:
+            over = {name: each.poll() for name, each in self.processes.items() if name not in ended}
+            over = {name: code for name, code in over.items() if code is not None}
+            if condition():  # looked at after the tasks: one may end as soon as it is met
+                return
+            if over or time.monotonic() > end:
+                logs = "\n".join(f"--- {name} ---\n{self.log(name)[-6000:]}" for name in self.processes)
+                pytest.fail(f"waiting until {what}; exit codes: {over}\n{logs}", pytrace=False)
+            time.sleep(0.05)
+
+    def until_in(self, name: str, function: str) -> None:
+        """Wait until a task is in a function."""
+
+        def is_there() -> bool:
+            self._show_stacks([name])
+            return f" in {function}\n" in self.log(name)
+
+        self.until(is_there, f"{name} is in {function}")
+
+    def log(self, name: str) -> str:
+        """Return what a task has printed up to now."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
     def _show_stacks(self, hanging: list[str]) -> None:
         """Write the stack of every thread of these tasks to their logs, through faulthandler."""
+        shown = {name: self._stacks_shown(name) for name in hanging}
         for name in hanging:
             os.kill(self.processes[name].pid, SHOW_STACKS)
         end = time.monotonic() + SECONDS_TO_SHOW_STACKS
-        logs = [self.folder / f"{name}.log" for name in hanging]
-        # The main thread is shown last, from its innermost function to the one that every task begins with.
-        while time.monotonic() < end and not all("in _become" in log.read_text() for log in logs):
+        while time.monotonic() < end and any(self._stacks_shown(name) == shown[name] for name in hanging):
             time.sleep(0.05)
+
+    def _stacks_shown(self, name: str) -> int:
+        """Return how often a task has shown its stacks.
+
+        The main thread is shown last, from its innermost function to the one that every task begins with.
+        """
+        return self.log(name).count("in _become")
 
     def __enter__(self) -> "Running":
         return self
@@ -110,14 +147,6 @@ def run_cluster(
         for task in cluster.tasks() or (None,):
             running.start(task, order)
         return running.wait(LONGEST)
-
-
-def wait_for(path: Path) -> None:
-    """Wait until a task has written a file."""
-    end = time.monotonic() + LONGEST
-    while not path.exists():
-        assert time.monotonic() < end, f"no task wrote {path.name} within {LONGEST} s"
-        time.sleep(0.05)
 
 
 SETUPS: dict[str, dict[str, Any]] = {

@@ -83,6 +83,7 @@ ONLY_ON = {
         "call_cases.agreed",
         "checkpointed",
         "gathered",
+        "option_cases.seen",
     ],
     "parameter_server": [
         "model_cases.recovered",

@@ -30,29 +30,29 @@ def linear(strategy: tf.distribute.Strategy) -> Any:
 
 
 class Begun(keras.callbacks.Callback):
-    """Write the file `begun` after ten steps, when the work is under way."""
+    """Write the file `begun` after ten steps, when the work is under way.
 
-    def __init__(self, folder: Path) -> None:
+    If a task is to be lost in it, wait there for the file `lost`, or all might be done before.
+    """
+
+    def __init__(self, folder: Path, *, until_lost: bool = False) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder, self.until_lost = folder, until_lost
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= 9:
             (self.folder / "begun").touch()
+            while self.until_lost and not (self.folder / "lost").exists():
+                time.sleep(0.05)
 
     on_test_batch_end = on_train_batch_end
 
 
-def fitting(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    fit(
-        linear(strategy),
-        endless(),
-        strategy=strategy,
-        steps_per_epoch=100,
-        epochs=10**6,
-        callbacks=[Begun(folder)],
-        verbose=0,
-    )
+def fitting(
+    strategy: tf.distribute.Strategy, folder: Path, callback: keras.callbacks.Callback | None = None
+) -> dict[str, Any]:
+    options = {"steps_per_epoch": 100, "epochs": 10**6, "verbose": 0}
+    fit(linear(strategy), endless(), strategy=strategy, callbacks=[callback or Begun(folder)], **options)
     return {}
 
 
@@ -202,7 +202,12 @@ def _counted(strategy: tf.distribute.Strategy, folder: Path, model_class: Any, d
         model.compile(
             keras.optimizers.SGD(1.0), lambda y, y_pred: -tf.reduce_mean(y_pred), steps_per_execution=20
         )
-    options = {"steps_per_epoch": 60, "epochs": 2, "verbose": 0, "callbacks": [Begun(folder)]}
+    options = {
+        "steps_per_epoch": 60,
+        "epochs": 2,
+        "verbose": 0,
+        "callbacks": [Begun(folder, until_lost=True)],
+    }
     fit(model, data, strategy=strategy, **options)
     [weight] = model.dense.get_weights()
     return {"weight": float(weight[0, 0]), "iterations": int(model.optimizer.iterations.numpy())}
@@ -216,7 +221,7 @@ def counted(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
 def counted_without_the_silent(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Count them while a worker is silent, as the chief of a script does that begins with `tfdist.start`."""
     cluster = ClusterConfig.from_tf_config()
-    with Watcher(cluster, heartbeat_timeout=6.0, spared=["worker"]):
+    with Watcher(cluster, heartbeat_timeout=16.0, spared=["worker"]):
         return counted(strategy, folder)
 
 
@@ -266,8 +271,8 @@ def _counting(strategy: tf.distribute.Strategy) -> tuple[Any, tf.data.Dataset]:
 def every_example_once(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Train two epochs on data that end, during which a worker is lost."""
     model, data = _counting(strategy)
-    history = fit(model, data, strategy=strategy, epochs=2, verbose=0, callbacks=[Begun(folder)])
-    (folder / "trained").touch()
+    callbacks = [Begun(folder, until_lost=True)]
+    history = fit(model, data, strategy=strategy, epochs=2, verbose=0, callbacks=callbacks)
     return {
         "seen": sorted(set(model.times_seen(4))),
         "steps": history.params["steps"],
@@ -279,7 +284,7 @@ def every_example_once(strategy: tf.distribute.Strategy, folder: Path) -> dict[s
 def every_example_tested_once(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
     """Evaluate, during which a worker is lost."""
     model, data = _counting(strategy)
-    return _tested(model, data, strategy, callbacks=[Begun(folder)])
+    return _tested(model, data, strategy, callbacks=[Begun(folder, until_lost=True)])
 
 
 def _tested(model: Any, data: Any, strategy: tf.distribute.Strategy, **options: Any) -> dict[str, Any]:

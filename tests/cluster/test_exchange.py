@@ -120,7 +120,7 @@ def test_gradients_of_8_bits_train_all_alike(tmp_path):
     "options",
     [
         # tests/unit/transport/test_join_ring.py proves when this limit counts, and the case below what follows.
-        pytest.param({"communication": {"implementation": "tcp", "timeout": 7.0}}, marks=pytest.mark.again),
+        pytest.param({"communication": {"implementation": "tcp", "timeout": 20.0}}, marks=pytest.mark.again),
         {},
     ],
 )

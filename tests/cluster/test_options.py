@@ -8,21 +8,26 @@ from test_lost import begun, lose, says
 
 from tfdist.transport.authentication import SECRET
 
-TIMEOUT = 7.0  # less than TensorFlow's own of 10 s
+SEEN = "option_cases.seen"
+CASES = [SEEN]
 
 
 @pytest.mark.slow
 def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
     # The worker is stopped and not killed: TensorFlow itself would wait for its heartbeat for longer.
     options = {
-        "communication": {"implementation": "ring", "bytes_per_pack": 1024, "timeout": TIMEOUT},
+        "communication": {"implementation": "ring", "bytes_per_pack": 1024, "timeout": 600.0},
         "precision": "mixed_bfloat16",
         "intra_op_threads": 2,
         "inter_op_threads": 7,
     }
-    case = {"options": options, "first": ["option_cases.seen"], "workers": 2}
-    with begun(tmp_path, "multi_worker_mirrored", "fitting", **case) as (running, _):
+    case = {"options": options, "first": [SEEN], "workers": 2}
+    with begun(tmp_path, "multi_worker_mirrored", "option_cases.fitting_in_a_hurry", **case) as (
+        running,
+        _,
+    ):
         stopped, lost = lose(running, "worker:1", by=signal.SIGSTOP)
+        (tmp_path / "lost").touch()
         try:
             finished = running.wait(LONGEST, failures_expected=True)
         finally:
@@ -34,7 +39,7 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
         "fit",
         f"{lost}: an exchange waited for a task for longer than communication.timeout",
     )
-    assert finished.results["worker:0"]["option_cases.seen"] == {
+    assert finished.results["worker:0"][SEEN] == {
         "exchanges": 3,  # of 4096 bytes each
         "hints": ["ring"],
         "threads": [2, 7],
@@ -44,13 +49,14 @@ def test_an_exchange_that_lacks_a_worker_ends_in_time(tmp_path):
     }
 
 
-@pytest.mark.slow
-def test_what_is_not_said_is_tcp_between_tasks_with_a_secret_else_tensorflows(tmp_path, monkeypatch):
-    finished = run_cluster(tmp_path / "secret", "multi_worker_mirrored", ["option_cases.seen"], workers=2)
-    found = finished.chief["option_cases.seen"]
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
+def test_what_is_not_said_is_tcp_between_tasks_with_a_secret(strategy, finished):
+    found = finished(strategy).chief[SEEN]
     assert (found["exchanges"], found["computed_in"]) == (0, "float32")
 
+
+@pytest.mark.slow
+def test_what_is_not_said_is_tensorflows_without_a_secret(tmp_path, monkeypatch):
     monkeypatch.setenv(SECRET, "")
-    finished = run_cluster(tmp_path / "none", "multi_worker_mirrored", ["option_cases.seen"], workers=2)
-    found = finished.chief["option_cases.seen"]
+    found = run_cluster(tmp_path, "multi_worker_mirrored", [SEEN], workers=2).chief[SEEN]
     assert (found["exchanges"], found["hints"]) == (1, ["auto"])

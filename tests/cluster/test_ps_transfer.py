@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from clusters import LONGEST, Running, run_cluster, wait_for
+from clusters import LONGEST, Running, run_cluster
 from test_lost import begun, lose, says
 
 from tfdist.cluster.config import ClusterConfig
@@ -33,11 +33,14 @@ def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options)
     sent, dense = found["ps_transfer"].pop("sent"), found["ps_transfer"].pop("dense")
     assert found["ps_transfer"]["weights"] != found["ps_transfer"]["begun"]
     assert found["ps_transfer"] == {name: found["grpc"][name] for name in found["ps_transfer"]}  # to the bit
-    assert sent == STEPS * (2 * dense * (options is BY_LINE) + 2 * 2 * HEADER)
+    by_line = options is BY_LINE
+    least = STEPS * (2 * dense * by_line + 2 * 2 * HEADER)
+    # Where the memory is in use, a message goes over the connection.
+    assert least <= sent <= (least if by_line else STEPS * dense)
     in_buckets = found["in buckets"]
-    buckets, rest = divmod(in_buckets.pop("sent") - sent, STEPS * HEADER)
+    buckets, rest = divmod(in_buckets.pop("sent") - least, STEPS * HEADER)
     assert (buckets > 3, in_buckets.pop("dense")) == (True, dense)
-    assert rest == 0 or options is BY_MEMORY  # where the memory is in use, a message goes over the connection
+    assert rest == 0 or not by_line
     assert in_buckets == found["ps_transfer"]  # to the bit
 
 
@@ -54,13 +57,13 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
 
 @pytest.mark.slow
 def test_a_ps_that_is_silent_is_named(tmp_path):
-    options = {"communication": {"implementation": "tcp", "timeout": 7.0}}
+    options = {"communication": {"implementation": "tcp", "timeout": 20.0}}
     order = {"strategy": "parameter_server", "options": options, "cases": ["ps_transfer_cases.impatient"]}
     cluster = ClusterConfig.local(workers=1, ps=2)
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, {**order, "folder": str(tmp_path)})
-        wait_for(tmp_path / "begun")
+        running.wait_for("begun")
         stopped, lost = lose(running, "ps:0", by=signal.SIGSTOP)
         try:
             finished = running.wait(LONGEST, failures_expected=True)

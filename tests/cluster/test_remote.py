@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from clusters import LONGEST, Running, wait_for
+from clusters import LONGEST, Running
 from remote_cases import SLICES
 
 from tfdist.cluster.config import ClusterConfig, Task
@@ -16,8 +16,7 @@ CASES = ["placed", "mapped", "failing", "killed", "stopped"]
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("remote")
     cluster = ClusterConfig.local(workers=2, chief=1, jobs={"reader": 1})
-    options = {"heartbeat_timeout": 5.0}
-    order = {"strategy": "connect", "options": options, "folder": str(folder)}
+    order = {"strategy": "connect", "options": {}, "folder": str(folder)}
     order["cases"] = [f"remote_cases.{name}" for name in CASES]
     with Running(folder, cluster) as running:
         for task in cluster.tasks():
@@ -84,12 +83,12 @@ def test_a_lost_task_is_named_where_it_is_asked_for(finished):
 @pytest.mark.slow
 def test_a_lost_task_is_taken_back(tmp_path):
     cluster = ClusterConfig.local(workers=2, chief=1, jobs={"reader": 1})
-    order = {"strategy": "connect", "options": {"heartbeat_timeout": 5.0}, "folder": str(tmp_path)}
+    order = {"strategy": "connect", "options": {}, "folder": str(tmp_path)}
     order["cases"] = ["remote_cases.returning"]
     with Running(tmp_path, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
-        wait_for(tmp_path / "killed")
+        running.wait_for("killed", ended=["worker:1"])
         running.processes["worker:1"].wait()
         running.start(Task("worker", 1), order)
         new = running.processes["worker:1"].pid

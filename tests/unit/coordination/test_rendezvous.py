@@ -25,7 +25,7 @@ from tfdist.coordination.rendezvous import (
     messages,
 )
 from tfdist.coordination.rendezvous.messages import CLUSTER, MOST_BYTES, Call, difference
-from tfdist.coordination.wait_for_tasks import _MAX_NAMED, await_servers
+from tfdist.coordination.wait_for_tasks import _MAX_NAMED, Awaiting, await_servers
 from tfdist.errors import ConfigError, TaskLost
 
 SECONDS = 120  # a busy machine is no failure
@@ -185,6 +185,20 @@ def test_who_is_missing_is_named_by_all_and_in_the_end_given_up(
         f"make_strategy: waited 6 s for worker:0 at {cluster.address(('worker', 0))}: connection refused;"
         " it was waiting for worker:2. Start it, or see its log"
     )
+
+
+def test_a_wait_is_reported_ever_more_rarely_and_has_an_end(cluster, caplog, clock):
+    awaiting, task = Awaiting("serve", cluster, 200), cluster.tasks()[2]
+    for clock.now in range(200):
+        if awaiting.is_due:
+            awaiting.report({task: "is late"})
+    clock.now = 200
+    with pytest.raises(TaskLost, match=rf"^serve: waited 200 s for {task} at \S+: is late\. Start it"):
+        awaiting.report({task: "is late"})
+    waiting = f"waiting for {cluster.with_address(task)}: is late"
+    assert [each.message for each in caplog.records] == [
+        f"{waiting} ({seconds} s of 200 s)" for seconds in (5, 10, 20, 40, 80, 140)
+    ]
 
 
 def test_members_that_wait_for_one_are_not_called_for_each_answer(meeting, clock, told):
