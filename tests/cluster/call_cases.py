@@ -4,10 +4,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 from cases import batches, points
+from task import wait_for
 
+from tfdist.coordination import out_of_step_watch
 from tfdist.errors import ConfigError
 from tfdist.training.barrier import barrier
 from tfdist.training.evaluate import evaluate
@@ -19,7 +22,6 @@ from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 from tfdist.training.workers.stop_together import Agreement
 
 keras = tf.keras
-BUSY_SECONDS = 60
 
 
 def trained(strategy: tf.distribute.Strategy) -> Any:
@@ -123,8 +125,13 @@ def caught(strategy: tf.distribute.Strategy, folder: Path) -> None:
 
 
 def busy(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
-    """Work on the chief before it comes to the call in which the other waits."""
+    """Work on the chief until the other, which waits in a call, has said so."""
     model = trained(strategy)
     if strategy.extended.should_checkpoint:
-        time.sleep(BUSY_SECONDS)
+        # In this wait alone: in others, one worker may trace for longer.
+        with mock.patch.object(out_of_step_watch, "_SECONDS_BEFORE_WARNING", 3.0):
+            (folder / "busy").touch()
+            wait_for(folder / "told")
+    else:
+        wait_for(folder / "busy")
     return {"loss": evaluate(model, batches(*points()), strategy=strategy, verbose=0)}

@@ -1,5 +1,6 @@
 """Run one task of a test's cluster: the same script for all of them."""
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -15,11 +16,19 @@ def main(order: dict, result: Path) -> None:
     """Run the cases of an order, as a script of the user's would be run."""
     from tfdist.errors import TfdistError
 
+    if "ends_after" in order:  # registered first, and so called after all that a strategy does at the end
+        atexit.register(wait_for, Path(order["folder"], order["ends_after"]))
     try:
         _run(order, result)
     except TfdistError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         sys.exit(error.exit_code)
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file is there."""
+    while not path.exists():
+        time.sleep(0.05)
 
 
 def _run(order: dict, result: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from clusters import LONGEST, Running, run_cluster
+from clusters import LONGEST, Running
 
 from tfdist.cluster.config import ClusterConfig
 
@@ -63,18 +63,27 @@ def test_types_that_collectives_do_not_take_are_gathered(strategy, finished):
             assert numbers == list(map(taken, whole)), dtype
 
 
-def ended(folder, case, options):
-    """Run a case in which the workers get out of step; return their statuses, and what they say."""
+def ended(folder, case, options, *, has_ended):
+    """Run a case in which the workers get out of step; return their statuses, and what they say.
+
+    If a script `has_ended`, its process stays until the other worker has said so. The other would say that it is
+    gone, if it heard that first.
+    """
     cluster = ClusterConfig.local(workers=2)
     order = {
         "strategy": "multi_worker_mirrored",
         "options": options,
         "cases": [f"call_cases.{case}"],
         "folder": str(folder),
+        **({"ends_after": "noted"} if has_ended else {}),
     }
     with Running(folder, cluster) as running:
         for task in cluster.tasks():
             running.start(task, order)
+        if has_ended:
+            names = [str(task) for task in cluster.tasks()]
+            running.until(lambda: any(LINE.search(running.log(name)) for name in names), "one says why")
+            (folder / "noted").touch()
         finished = running.wait(LONGEST, failures_expected=True)
     assert not any("Traceback" in log for log in finished.logs.values()), finished.logs
     said = {name: LINE.findall(log) for name, log in finished.logs.items()}
@@ -115,18 +124,25 @@ def ended(folder, case, options):
     ],
 )
 def test_a_worker_that_has_left_the_others_is_named(tmp_path, case, codes, line, options):
-    found, said = ended(tmp_path, case, options)
+    found, said = ended(tmp_path, case, options, has_ended=0 in codes)
     assert found == codes
     assert said == [[line] if code else [] for code in codes]
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_busy_is_named_and_awaited(tmp_path):
-    finished = run_cluster(tmp_path, "multi_worker_mirrored", ["call_cases.busy"], workers=2)
+    cluster = ClusterConfig.local(workers=2)
+    order = {"strategy": "multi_worker_mirrored", "options": {}, "folder": str(tmp_path)}
+    with Running(tmp_path, cluster) as running:
+        for task in cluster.tasks():
+            running.start(task, {**order, "cases": ["call_cases.busy"]})
+        running.until(lambda: "has waited" in running.log("worker:1"), "the other says that it waits")
+        (tmp_path / "told").touch()
+        finished = running.wait(LONGEST)
     one, other = (result["call_cases.busy"]["loss"] for result in finished.results.values())
     assert one == other
     told = [line for line in finished.logs["worker:1"].splitlines() if "has waited" in line]
     assert len(told) == 1
     busy = "in its 2nd call, evaluate: worker:0 is in code of its own after its 1st call, fit"
-    assert re.search(rf"worker:1: has waited \d\d s {busy}$", told[0])
+    assert re.search(rf"worker:1: has waited \d+ s {busy}$", told[0])
     assert "has waited" not in finished.logs["worker:0"]
