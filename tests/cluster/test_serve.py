@@ -93,7 +93,7 @@ def test_a_rendezvous_fails_where_one_of_the_tasks_trains_already(tmp_path):
 
 
 def _until_it_fails(cluster, why):
-    """Hold a rendezvous until it fails for this reason: the other task may not answer yet."""
+    """Repeat a rendezvous until it fails for this reason: at first the other task may not answer."""
     end, said = time.monotonic() + LONGEST, ""
     while why not in said:
         assert time.monotonic() < end, said
