@@ -43,12 +43,13 @@ class Harm:
         tears: Whether the newest checkpoint is of no use afterwards.
         forgets: Whether the run's history begins again.
         loses_count: Whether the run cannot know how many steps it has lost.
+        needs_steps: Whether the victim takes further steps before it ends.
     """
 
     name: str
     status: int = -signal.SIGKILL
     loses = True
-    saves = tears = forgets = loses_count = False
+    saves = tears = forgets = loses_count = needs_steps = False
 
     @classmethod
     def why_not(cls) -> str:
@@ -85,6 +86,10 @@ class Signal(Harm):
     @property
     def saves(self) -> bool:
         return self.number == signal.SIGTERM
+
+    @property
+    def needs_steps(self) -> bool:
+        return self.saves  # it ends between two calls
 
     def inflict(self, training: Training, pid: int) -> None:
         os.kill(pid, self.number)
@@ -163,6 +168,7 @@ class DiskFull(Harm):
 
     name = "full disk"
     status = 2
+    needs_steps = True
 
     @classmethod
     @functools.cache

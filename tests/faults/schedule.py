@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gates import BUILD, END, EXPORT_BEGINS, IN_CHECKPOINT, IN_EXPORT
 from harms import DAMAGES, TORN_DATA, ClockSet, DiskFull, Harm, OutOfMemory, Signal
-from setups import Setup
+from setups import EVERY, Setup
 from training import Training
 
 __all__ = ["OF_A_STEP", "Fault", "Hit", "draw", "endure", "possible", "prepared"]
 
 _LONGEST_PAUSE = 0.1
+_AHEAD = 3 * EVERY // 2  # steps that a run may take beyond its newest checkpoint: enough for the next one
 _WHEN = {
     "start": "at the start",
     "step": "in a step",
@@ -161,23 +163,28 @@ def endure(
     The faults are added to `hits`, so that a caller has those that came before an error.
     """
     hits = [] if hits is None else hits
+    gates, stale = training.gates, set[str]()
+    gates.close(EXPORT_BEGINS, END)
+    gates.allow(_AHEAD)
     training.start()
     for fault, following in zip(faults, [*faults[1:], None], strict=True):
-        _Life(training).wait_for(fault)
+        _wait_for(training, setup, fault, stale)
         time.sleep(fault.pause)
-        before, begun = training.tasks(), time.monotonic()
-        fault.harm.inflict(training, before[fault.victim])
+        begun, is_alone = time.monotonic(), fault.victim in setup.alone
         is_over = fault.victim == "launcher" and fault.harm.loses
-        is_alone = fault.victim in setup.alone
-        if is_over:
-            status = training.end()
-            assert status == fault.harm.status, f"{status} after {fault}: {training.tail()}"
-        elif fault.harm.loses:
-            lost = {before[fault.victim]} if is_alone else set(before.values()) - {before["launcher"]}
-            training.until(lambda lost=lost: lost.isdisjoint(training.alive()), f"{lost} end after {fault}")
+        _inflict(training, fault, is_over=is_over, is_alone=is_alone)
+        if fault.harm.loses and not is_alone:
+            stale = training.partial("checkpoints") | training.partial("export")
         reached = training.reached()
         fault.harm.settle(training)
         safe, starts = training.newest(), len(training.history())
+        if following is None:
+            gates.open(EXPORT_BEGINS, END)
+            gates.allow()
+        else:
+            gates.close(EXPORT_BEGINS)
+            gates.allow(safe + _AHEAD)
+        gates.open(BUILD, IN_EXPORT)
         if is_over:
             training.start()
         seconds = None
@@ -190,34 +197,49 @@ def endure(
     return hits
 
 
-class _Life:
-    """Record the state of a run when its tasks were started, and recognise by it what is new."""
+def _inflict(training: Training, fault: Fault, *, is_over: bool, is_alone: bool) -> None:
+    """Inflict a fault, and wait until all have ended that it ends; who is started again waits at BUILD."""
+    before, gates = training.tasks(), training.gates
+    gates.close(BUILD)
+    fault.harm.inflict(training, before[fault.victim])
+    gates.open(IN_CHECKPOINT)  # a task that ends waits for what it writes in the background
+    if fault.harm.needs_steps:
+        gates.allow()
+    if is_over:
+        status = training.end()
+        assert status == fault.harm.status, f"{status} after {fault}: {training.tail()}"
+    elif fault.harm.loses:
+        lost = {before[fault.victim]} if is_alone else set(before.values()) - {before["launcher"]}
+        training.until(lambda: lost.isdisjoint(training.alive()), f"{lost} end after {fault}")
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._newest = training.newest()
-        self._starts = len(training.history())
-        self._stale = training.partial("checkpoints") | training.partial("export")
 
-    def wait_for(self, fault: Fault) -> None:
-        """Wait until its moment has come."""
-        training = self._training
+def _wait_for(training: Training, setup: Setup, fault: Fault, stale: set[str]) -> None:
+    """Wait until the moment of a fault has come, and hold the run there or a little later.
 
-        def has_come() -> bool:
-            assert training.status() is None, f"ended before {fault}: {training.tail()}"
-            return self._has_come(fault.moment) and fault.victim in training.tasks()
+    Nobody writes the partial checkpoints and exports in `stale` any more.
+    """
+    moment, gates, newest = fault.moment, training.gates, training.newest()
+    if moment == "checkpoint":
+        gates.close(IN_CHECKPOINT)
+    elif moment == "export":
+        gates.close(IN_EXPORT)
+        gates.open(EXPORT_BEGINS)
+    if moment in ("last", "export"):
+        gates.allow()
 
-        training.until(has_come, f"{fault}, begun at {self._newest}")
-
-    def _has_come(self, moment: str) -> bool:
-        training = self._training
+    def is_seen() -> bool:
         if moment == "start":
-            return True
+            return setup.tasks <= training.tasks().keys()
         if moment == "step":
-            return training.newest() > self._newest
-        if moment == "checkpoint":
-            return bool(training.partial("checkpoints") - self._stale)
+            return training.newest() > newest
         if moment == "last":
-            is_begun = self._newest < training.total or len(training.history()) > self._starts
-            return is_begun and training.newest() == training.total
-        return bool(training.partial("export") - self._stale)
+            return training.newest() == training.total
+        return bool(training.partial("checkpoints" if moment == "checkpoint" else "export") - stale)
+
+    def has_come() -> bool:
+        assert training.status() is None, f"ended before {fault}: {training.tail()}"
+        if moment in ("step", "checkpoint"):
+            gates.allow(training.newest() + _AHEAD)
+        return is_seen() and fault.victim in training.tasks()
+
+    training.until(has_come, f"{fault}, begun at {newest}")

@@ -30,6 +30,11 @@ class Setup(NamedTuple):
     cluster: Mapping[str, int] = MappingProxyType({})
     options: Mapping[str, Any] = MappingProxyType({})
 
+    @property
+    def tasks(self) -> set[str]:
+        """Return the names of all tasks."""
+        return {f"{kind}:{number}" for kind, count in self.cluster.items() for number in range(count)}
+
 
 _SERVED = ("chief:0", "worker:0", "worker:1", "ps:0", "launcher")
 SETUPS = {

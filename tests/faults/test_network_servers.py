@@ -86,7 +86,7 @@ def test_synchronous_tasks_that_are_cut_off_continue_to_the_same_bits(straight, 
 
 
 def test_without_an_asynchronous_worker_that_is_cut_off_the_others_end(tmp_path, cache):
-    with begun_with("parameter_server", tmp_path, cache) as (wire, tasks):
+    with begun_with("parameter_server", tmp_path, cache, is_patient=True) as (wire, tasks):
         chief = tasks["chief:0"]
         tasks.start()
         tasks.reach(20)

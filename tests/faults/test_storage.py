@@ -33,9 +33,11 @@ def disk(tmp_path):
 )
 def test_a_disk_that_is_full_is_said_and_gone_on_from(name, replicas, disk, tmp_path, cache):
     with Training(tmp_path, config(name), cache) as training:
+        training.gates.allow(50)
         training.start()
         training.until(lambda: training.newest() >= 40, "some steps are done")
         ballast = fill(disk)
+        training.gates.allow()
         assert training.end() == 2, training.tail()
         assert f"tfdist: {disk}" in training.said()
         assert "No space left on device" in training.said()

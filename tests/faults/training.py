@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gates import GATES, Gates
+
 import proc
 
 HERE = Path(__file__).parent
@@ -29,6 +31,7 @@ class Training:
 
     Attributes:
         files: A pattern of the files that whoever starts the tasks adds to the folder of the run.
+        gates: The places where the run can be held.
         is_launched: Whether a launcher starts the tasks, which removes what they leave in temporary folders.
     """
 
@@ -41,6 +44,7 @@ class Training:
         self.config = config
         self.total: int = config["train"]["steps"]
         self.is_launched = bool(config.get("cluster"))
+        self.gates = Gates(folder / "gates")
         self.mark = uuid.uuid4().hex
         self._temporary = folder / "tmp"
         self._temporary.mkdir(parents=True, exist_ok=True)
@@ -57,6 +61,7 @@ class Training:
             "CUDA_VISIBLE_DEVICES": "-1",
             "TMPDIR": str(self._temporary),
             MARK: self.mark,
+            GATES: str(self.gates.folder),
         }
         self.process: subprocess.Popen[bytes] | None = None
         self.clock: Any = None  # what sets the clock of its tasks, where a fault does
