@@ -11,7 +11,9 @@ import tensorflow as tf
 from tfdist.trainer.model_and_datasets import Batches
 
 _make_batches = Batches.train
-GATE = "STALLING_GATE"  # names a FIFO, whose reading does not return, beside a file with the ending .open
+# Names a FIFO, whose reading does not return, beside an empty file with the ending .open. Who reads the FIFO makes a
+# file with the ending .taken, and nobody does after that.
+GATE = "STALLING_GATE"
 WORKER, BATCH = 1, 6  # whose data wait there, and before which batch
 
 
@@ -21,10 +23,18 @@ def _waiting_batches(of_config, context, *arguments):
     if context.num_input_pipelines > 1 and context.input_pipeline_id != WORKER:
         return batches
     gate = os.environ[GATE]
+    taken = f"{gate}.taken"
+
+    def take():
+        with tf.control_dependencies([tf.io.write_file(taken, "")]):
+            return tf.identity(gate)
 
     def wait(number, batch):
         images, labels = batch
-        read = tf.io.read_file(tf.where(tf.equal(number, BATCH), gate, f"{gate}.open"))
+        # The name depends on the number, or TensorFlow may look once, when it optimizes the graph.
+        nothing = tf.strings.substr(tf.strings.as_string(number), 0, 0)
+        is_free = tf.equal(tf.size(tf.io.matching_files(tf.strings.join([taken, nothing]))), 0)
+        read = tf.io.read_file(tf.cond(tf.equal(number, BATCH) & is_free, take, lambda: f"{gate}.open"))
         return images, labels + tf.strings.length(read)  # which is empty
 
     return batches.enumerate().map(wait)
