@@ -12,7 +12,8 @@ from tfdist import ClusterConfig
 from tfdist.cluster.addresses_and_free_ports import is_free, split_address
 
 SECONDS = 400
-# A step waits while the file `hold` is there; what it computes has no randomness and no moving averages.
+# A step waits while there is a checkpoint of the name in the file `hold`; what it computes has no randomness and no
+# moving averages.
 MODEL = """
 from pathlib import Path
 import tensorflow as tf
@@ -25,7 +26,7 @@ class Held(tf.keras.layers.Layer):
         # would look once, when it optimizes the graph, and hold no step or each for ever.
         def is_held(count):
             nothing = tf.strings.substr(tf.strings.as_string(count), 0, 0)
-            return tf.size(tf.io.matching_files(tf.strings.join([HOLD, nothing]))) > 0
+            return tf.size(tf.io.matching_files(tf.io.read_file(tf.strings.join([HOLD, nothing])))) > 0
         looks = tf.while_loop(is_held, lambda count: (count + 1,), (tf.constant(0),))
         with tf.control_dependencies(looks):
             return tf.identity(x)
@@ -137,12 +138,17 @@ def variables(folder):
 )
 def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
     steps = lambda: {int(each.name) for each in (folder / "many" / "checkpoints").glob("[0-9]*")}  # noqa: E731
-    hold = folder / "hold"
+
+    def hold_after(step):
+        """Stop before the next step as soon as there is a checkpoint of this step."""
+        (folder / "next").write_text(str(folder / "many" / "checkpoints" / str(step)))
+        (folder / "next").replace(folder / "hold")
+
+    hold_after(4)
     with Tasks(folder, strategy, **shape) as tasks:
         for task in tasks.cluster.tasks():
             tasks.start(str(task))
         tasks.until(lambda: 4 in steps(), "the first checkpoints of three")
-        hold.touch()
         tasks.kill("worker:1")
         lead = tasks.log("chief:0" if tasks.cluster.chief else "worker:0")
         without = (
@@ -151,9 +157,8 @@ def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
         tasks.until(lambda: without in lead.read_text(), "two go on")
         assert "worker:2 is worker:1 now" in lead.read_text()
         saved = max(steps())
-        hold.unlink()
+        hold_after(saved + 2)
         tasks.until(lambda: max(steps()) > saved, "the first checkpoint of two")
-        hold.touch()
         alone = max(steps())
         tasks.start("worker:1")
         port = split_address(tasks.cluster.worker[1])[1]
@@ -167,11 +172,10 @@ def test_a_worker_goes_for_good_and_another_comes(folder, strategy, shape):
 
         while not has_joined():  # a few steps at a time: a busy machine may hear it late
             before = max(steps())
-            hold.unlink()
+            hold_after(before + 2)
             tasks.until(lambda: has_joined() or max(steps()) > before, "the next checkpoint")  # noqa: B023
-            hold.touch()
             time.sleep(1)
-        hold.unlink()
+        hold_after(0)  # of which there is none
         ends = {name: each.wait(SECONDS) for name, each in tasks.processes.items()}
         logs = tasks.logs()
     assert set(ends.values()) == {0}, f"{ends}:\n{logs}"
