@@ -13,8 +13,10 @@ from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
 from tfdist.transport.neighbour_connection import Neighbour, make_neighbour
 from tfdist.transport.ring import Ring
+from tfdist.transport.unproven_callers import HANDSHAKE_TIMEOUT
 
 _SECONDS_TO_CONNECT = 15.0
+_SECONDS_TO_ACCEPT = _SECONDS_TO_CONNECT + HANDSHAKE_TIMEOUT  # the caller may be here at the last moment
 
 # Return the sum over all tasks of each number, place by place.
 AddUp = Callable[[Sequence[float]], Sequence[float]]
@@ -86,7 +88,7 @@ def _connect_neighbours(
     host = split_address(addresses[following])[0]
 
     def accept_previous() -> Neighbour:
-        connection = listener.caller(_pack_ranks(previous, rank), proofs, _SECONDS_TO_CONNECT)
+        connection = listener.caller(_pack_ranks(previous, rank), proofs, _SECONDS_TO_ACCEPT)
         return make_neighbour(names[previous], connection, may_share=may_share, sends=False)
 
     with ThreadPoolExecutor(1) as pool:

@@ -162,7 +162,7 @@ def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) 
     where = f"{address[0]}:{address[1]}"
     for _ in range(_MAX_HANDSHAKES):
         try:
-            connection = socket.create_connection(address, timeout=seconds)
+            connection = _connect(address, seconds)
         except OSError as error:
             raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
         try:
@@ -179,6 +179,29 @@ def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) 
             raise
         time.sleep(_SECONDS_BETWEEN_HANDSHAKES)
     raise ConnectError(f"{where} closes the connection: is its secret the same?") from problem
+
+
+def _connect(address: tuple[str, int], seconds: float) -> socket.socket:
+    """Connect to the first address of a host that answers; the others share the seconds.
+
+    A host may have several, of which one drops packets.
+    """
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    deadline, failure = time.monotonic() + seconds, OSError("it stands for no address")
+    for index, (family, kind, protocol, _, place) in enumerate(found):
+        left = max(deadline - time.monotonic(), _SECONDS_BETWEEN_POLLS) / (len(found) - index)
+        with contextlib.ExitStack() as on_failure:
+            try:
+                connection = on_failure.enter_context(socket.socket(family, kind, protocol))
+                connection.settimeout(left)
+                connection.connect(place)
+            except OSError as error:
+                failure = error
+                continue
+            connection.settimeout(seconds)
+            on_failure.pop_all()
+            return connection
+    raise failure
 
 
 def _proven_by_both(connection: socket.socket, where: str, ends: bytes, proofs: Proofs) -> Connection:

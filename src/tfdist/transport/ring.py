@@ -8,7 +8,9 @@ A task sends its own segment first, and then what it has received and added to. 
 The outgoing stream may not overtake the incoming one, and no step waits for a whole segment.
 """
 
+import contextlib
 import select
+import socket
 import struct
 import threading
 import time
@@ -167,9 +169,11 @@ class Ring:
             taken.waiting += exchange.waiting
 
     def close(self) -> None:
-        """Close the connections to both neighbours."""
-        self.following.connection.close()
-        self.previous.connection.close()
+        """Close the connections to both neighbours, also if a child process has them open."""
+        for neighbour in (self.following, self.previous):
+            with contextlib.suppress(OSError):  # a neighbour may have closed it
+                neighbour.connection.shutdown(socket.SHUT_RDWR)
+            neighbour.connection.close()
 
 
 class _Round:

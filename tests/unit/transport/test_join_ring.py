@@ -104,6 +104,7 @@ def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count, encrypte
 @pytest.mark.parametrize(("last", "encrypted"), [(OTHER, ()), (SECRET, (0, 1))])
 def test_who_has_another_secret_or_encrypts_nothing_is_refused(monkeypatch, last, encrypted):
     monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT", 5.0)
+    monkeypatch.setattr(joining, "_SECONDS_TO_ACCEPT", 5.0)
     said, _ = joined(ClusterConfig.local(workers=3), [SECRET, SECRET, last], encrypted=encrypted)
 
     assert all(isinstance(each, str) for each in said)
@@ -141,6 +142,32 @@ def test_a_task_listens_on_its_own_address_alone():
         each.close()
 
     assert {host for host, _ in found} == {"127.0.0.2", "127.0.0.3"}
+
+
+def test_the_addresses_of_a_host_share_the_time_to_connect(monkeypatch):
+    """The first one drops packets; the listener waits for no longer than the caller tries them all."""
+    seconds = []
+
+    class Socket(socket.socket):
+        def connect(self, place):
+            if place[0] == "203.0.113.1":
+                seconds.append(self.gettimeout())
+                raise TimeoutError
+            super().connect(place)
+
+    def of_host(host, port, *args, **options):
+        hosts = ["203.0.113.1", "127.0.0.1"] if host == "two.example" else [host]
+        return [entry for each in hosts for entry in addresses(each, port, *args, **options)]
+
+    addresses = socket.getaddrinfo
+    monkeypatch.setattr(socket, "socket", Socket)
+    monkeypatch.setattr(socket, "getaddrinfo", of_host)
+    rings, _ = joined(ClusterConfig(worker=["127.0.0.1:15001", "two.example:15002"]), [SECRET] * 2)
+    for each in rings:
+        each.close()
+
+    assert len(seconds) == 1
+    assert seconds[0] <= joining._SECONDS_TO_CONNECT / 2
 
 
 def test_an_address_that_is_not_ones_own_is_said():

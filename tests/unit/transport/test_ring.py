@@ -191,6 +191,18 @@ def test_an_infinite_gradient_in_8_bits_is_gone_in_the_next_step(bad):
     assert len(used) == 1  # else nothing of the step before could be left
 
 
+def test_a_ring_that_closes_is_noticed_though_a_child_process_has_its_connections():
+    with contextlib.ExitStack() as stack:
+        mine, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
+        for each in theirs:
+            stack.enter_context(each)
+            each.settimeout(SECONDS / 4)
+        for each in mine:
+            stack.enter_context(socket.socket(fileno=os.dup(each.fileno())))  # as of a child
+        Ring(0, 2, *(Neighbour("other", each) for each in mine)).close()
+        assert [each.recv(1) for each in theirs] == [b"", b""]
+
+
 class Costly(Whole):
     """An array for which there is not enough memory."""
 
