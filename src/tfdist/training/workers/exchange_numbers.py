@@ -11,6 +11,8 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import EXCHANGE, doing
 
+_NUMBERS_AT_ONCE = 1 << 20
+
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Wait until all workers are here; a worker that ends while others work counts as lost."""
@@ -42,16 +44,27 @@ def _summing(strategy: tf.distribute.Strategy) -> Any:
 def take_from_chief(strategy: tf.distribute.Strategy, values: Sequence[Any], *, is_chief: bool) -> list[Any]:
     """Return the chief's values on every worker; all workers must call this function.
 
-    Numbers of up to 53 bits are exact, since they are sent as float64.
+    Values of all types but text are exact, since their bits are sent.
     """
-    if not has_mirrored_workers(strategy):
+    if not (values and has_mirrored_workers(strategy)):
         return list(values)
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    arrays = [np.asarray(tensor.numpy(), order="C") for tensor in tensors]
+    sizes = [array.nbytes for array in arrays]
+    whole = np.zeros(-(-sum(sizes) // 8), np.int64)  # a sum of these with zeros has the same bits
+    ends = np.cumsum(sizes, dtype=np.int64)[:-1]
+    parts = np.split(whole.view(np.uint8)[: sum(sizes)], ends)
+    if is_chief:
+        for part, array in zip(parts, arrays, strict=True):
+            part[:] = array.reshape(-1).view(np.uint8)
+    broadcast = _make_broadcast(strategy, is_chief)
     with doing(EXCHANGE):
-        chief_values = _make_broadcast(strategy, is_chief)([tf.cast(value, tf.float64) for value in values])
-    local = [strategy.experimental_local_results(value)[0] for value in chief_values]
+        for begin in range(0, len(whole), _NUMBERS_AT_ONCE):
+            piece = whole[begin : begin + _NUMBERS_AT_ONCE]
+            piece[:] = strategy.experimental_local_results(broadcast(piece))[0]
     return [
-        tf.cast(received, tf.convert_to_tensor(mine).dtype)
-        for received, mine in zip(local, values, strict=True)
+        tf.constant(part.view(array.dtype).reshape(array.shape), tensor.dtype)
+        for part, array, tensor in zip(parts, arrays, tensors, strict=True)
     ]
 
 
@@ -68,11 +81,15 @@ def take_text_from_chief(strategy: tf.distribute.Strategy, text: str, *, is_chie
 def _make_broadcast(strategy: tf.distribute.Strategy, is_chief: bool) -> Any:
     """Return the function that takes the chief's values; it is cached, since tracing takes long."""
 
-    def sum_of_replicas(sent: list[tf.Tensor]) -> Any:
+    def sum_of_replicas(sent: tf.Tensor) -> Any:
         context = tf.distribute.get_replica_context()
-        # One replica of the chief sends values, the others zeros. (Not a product with 0: 0 times NaN is NaN.)
+        # One replica of the chief sends values, the others zeros.
         speaks = tf.logical_and(tf.equal(context.replica_id_in_sync_group, 0), is_chief)
-        own = [tf.where(speaks, value, tf.zeros_like(value)) for value in sent]
+        own = tf.where(speaks, sent, tf.zeros_like(sent))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-    return tf.function(lambda sent: strategy.run(sum_of_replicas, args=(sent,)), autograph=False)
+    return tf.function(
+        lambda sent: strategy.run(sum_of_replicas, args=(sent,)),
+        autograph=False,
+        input_signature=[tf.TensorSpec([None], tf.int64)],
+    )
