@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,12 +20,16 @@ from tfdist.training.fit import fit
 
 Numbers = Literal["float32", "float64"]
 
-# Reordering a sum changes its rounding. In float64, about ten steps of a small model with its optimizer stay
-# below a hundredth of this.
-_FLOAT64_TOLERANCE = 1e-10
+# A difference that is allowed in any case. Reordering a sum changes its rounding. In float64, about ten steps
+# of a small model with its optimizer stay below a hundredth of this.
+_LEAST_ALLOWED: dict[Numbers, float] = {"float64": 1e-10, "float32": 10 * float(np.finfo(np.float32).eps)}
 # The cluster may differ from one process by this factor times what another order of sums changes in one
 # process: each replica sums its own part, and TensorFlow may choose other kernels for the smaller batch.
 _REORDERINGS = 10.0
+# A difference is relative to the largest number of its variable, and at least to this part of the largest
+# number that is trained. A variable whose gradient is zero but for rounding, such as the bias of the keys of
+# attention, has no size of its own.
+_LEAST_SIZE = 1e-2
 
 
 def record(
@@ -59,7 +63,7 @@ def record(
     # With one step per epoch, fit reports the loss of each step.
     fit(model, batches, strategy=strategy, epochs=steps, steps_per_epoch=1, callbacks=[recorder], verbose=0)
     if cluster.is_chief:
-        recorder.write(path, [getattr(weight, "path", weight.name) for weight in model.weights])
+        recorder.write(path, model)
 
 
 class _Recorder(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -75,16 +79,19 @@ class _Recorder(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._losses.append((logs or {})["loss"])
         self._weights.append(self.model.get_weights())
 
-    def write(self, path: Path, names: list[str]) -> None:
+    def write(self, path: Path, model: Any) -> None:
         """Write all stored losses and weights to a file."""
         histories = enumerate(zip(*self._weights, strict=True))
         arrays: dict[str, Any] = {str(index): np.stack(steps) for index, steps in histories}
-        np.savez(path, losses=np.array(self._losses), names=np.array(names), **arrays)
+        names = [getattr(weight, "path", weight.name) for weight in model.weights]
+        trainable = {id(weight) for weight in model.trainable_weights}
+        are_trained = [id(weight) in trainable for weight in model.weights]
+        np.savez(path, losses=self._losses, names=names, are_trained=are_trained, **arrays)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two records after one step, and the difference that is allowed."""
+    """The difference of two records after one step, where it is largest beside what is allowed there."""
 
     step: int
     loss: float
@@ -99,44 +106,71 @@ class Difference:
         return self.worst <= self.allowed
 
 
-def compare(one: Path, other: Path, reordered: Path | None) -> list[Difference]:
+def compare(one: Path, other: Path, reordered: Path, numbers: Numbers) -> list[Difference]:
     """Compare two records step by step, relative to the largest number of each variable.
 
     Args:
         one: The record of one process.
         other: The record of the cluster.
         reordered: The record of one process with another order of sums, which shows how much the order
-            changes; None if the records are in float64.
+            changes each variable.
+        numbers: The number type of the records.
     """
-    pairs = _apart(one, other)
-    noise = [0.0] * len(pairs) if reordered is None else [worst for *_, worst, _ in _apart(one, reordered)]
-    differences = []
-    for step, (loss, other_loss, worst, where) in enumerate(pairs):
-        allowed = _FLOAT64_TOLERANCE
-        if reordered is not None:
-            allowed = _REORDERINGS * max(float(np.finfo(np.float32).eps), *noise[: step + 1])
-        differences.append(Difference(step + 1, loss, other_loss, worst, where, allowed))
-    return differences
+    ours, theirs, again = map(_read, (one, other, reordered))
+    apart = ours.differences(theirs)
+    noise = np.maximum.accumulate(ours.differences(again), axis=1)  # up to each step
+    allowed = np.fmax(_REORDERINGS * noise, _LEAST_ALLOWED[numbers])
+    excess = apart / allowed
+    worst = np.argmax(np.where(np.isnan(excess), np.inf, excess), axis=0)
+    return [
+        Difference(
+            step + 1,
+            float(ours.losses[step]),
+            float(theirs.losses[step]),
+            float(apart[row, step]),
+            ours.names[row],
+            float(allowed[row, step]),
+        )
+        for step, row in enumerate(worst)
+    ]
 
 
-def _apart(one: Path, other: Path) -> list[tuple[float, float, float, str]]:
-    with np.load(one) as ours, np.load(other) as theirs:
-        names = ["loss", *ours["names"].tolist()]
-        columns = ["losses", *(str(index) for index in range(len(names) - 1))]
-        apart = np.stack([_relative(ours[column], theirs[column]) for column in columns])
-        worst = np.argmax(np.where(np.isnan(apart), np.inf, apart), axis=0)
-        return [
-            (float(ours["losses"][step]), float(theirs["losses"][step]), float(apart[row, step]), names[row])
-            for step, row in enumerate(worst)
+class _Record(NamedTuple):
+    """A record of steps.
+
+    Attributes:
+        names: The names of the rows: "loss", and the variables.
+        rows: The numbers of each row, after each step.
+        are_trained: Whether a variable is trained, for each row.
+    """
+
+    names: list[str]
+    rows: list[Any]
+    are_trained: list[bool]
+
+    @property
+    def losses(self) -> Any:
+        """Return the loss of each step."""
+        return self.rows[0][:, 0]
+
+    def differences(self, other: "_Record") -> Any:
+        """Return the largest difference in each row and step, relative to the row's size."""
+        largest = np.stack([np.abs(row).max(axis=1, initial=0.0) for row in self.rows])
+        apart = [
+            np.abs(mine - its).max(axis=1, initial=0.0)
+            for mine, its in zip(self.rows, other.rows, strict=True)
         ]
+        least = _LEAST_SIZE * largest[self.are_trained].max(axis=0, initial=0.0)
+        least = np.where(np.arange(len(largest))[:, np.newaxis] > 0, least, 0.0)  # the loss has its own size
+        return np.stack(apart) / np.maximum(np.maximum(largest, least), np.finfo(np.float32).tiny)
 
 
-def _relative(ours: Any, theirs: Any) -> Any:
-    """Return, for each step, the largest difference relative to the largest number."""
-    steps = len(ours)
-    ours, theirs = ours.reshape(steps, -1).astype(np.float64), theirs.reshape(steps, -1).astype(np.float64)
-    size = np.maximum(np.abs(ours).max(axis=1, initial=0.0), np.finfo(np.float32).tiny)
-    return np.abs(ours - theirs).max(axis=1, initial=0.0) / size
+def _read(path: Path) -> _Record:
+    with np.load(path) as stored:
+        names = stored["names"].tolist()
+        arrays = [stored["losses"], *(stored[str(index)] for index in range(len(names)))]
+        rows = [array.reshape(len(array), -1).astype(np.float64) for array in arrays]
+        return _Record(["loss", *names], rows, [False, *stored["are_trained"].tolist()])
 
 
 def _switch_dropout_off(model: Any) -> None:

@@ -11,9 +11,11 @@ from tfdist.trainer.equivalence import compare  # noqa: E402
 
 @pytest.fixture
 def write(tmp_path):
-    def write(name, losses, weights):
-        path = tmp_path / f"{name}.npz"
-        np.savez(path, losses=np.array(losses), names=np.array(["kernel"]), **{"0": np.array(weights)})
+    def write(name, losses, kernel, **others):
+        path, variables = tmp_path / f"{name}.npz", {"kernel": kernel, **others}
+        arrays = {str(index): np.array(values) for index, values in enumerate(variables.values())}
+        are_trained = [not name.startswith("moving") for name in variables]
+        np.savez(path, losses=losses, names=[*variables], are_trained=are_trained, **arrays)
         return path
 
     return write
@@ -21,7 +23,7 @@ def write(tmp_path):
 
 def test_equal_records_are_equal(write):
     one = write("one", [2.0, 1.0], [[1.0, -4.0], [2.0, 3.0]])
-    assert [(each.step, each.worst, each.is_allowed) for each in compare(one, one, None)] == [
+    assert [(each.step, each.worst, each.is_allowed) for each in compare(one, one, one, "float64")] == [
         (1, 0.0, True),
         (2, 0.0, True),
     ]
@@ -30,7 +32,7 @@ def test_equal_records_are_equal(write):
 def test_the_worst_is_named_relative_to_the_largest_number(write):
     one = write("one", [2.0, 1.0], [[1.0, -4.0], [2.0, 3.0]])
     other = write("other", [2.0, 1.0 + 2e-10], [[1.0 + 4e-9, -4.0], [2.0, 3.0]])
-    first, second = compare(one, other, None)
+    first, second = compare(one, other, one, "float64")
     assert (first.where, second.where) == ("kernel", "loss")
     assert first.worst == pytest.approx(1e-9)
     assert second.worst == pytest.approx(2e-10)
@@ -39,9 +41,11 @@ def test_the_worst_is_named_relative_to_the_largest_number(write):
     assert second.other_loss - second.loss == pytest.approx(2e-10)
 
 
-def test_what_is_not_a_number_never_passes(write):
+@pytest.mark.parametrize("reordered", [1.0, np.nan])
+def test_what_is_not_a_number_never_passes(write, reordered):
     one = write("one", [1.0], [[1.0]])
-    (found,) = compare(one, write("other", [1.0], [[np.nan]]), None)
+    again = write("reordered", [1.0], [[reordered]])
+    (found,) = compare(one, write("other", [1.0], [[np.nan]]), again, "float64")
     assert found.where == "kernel"
     assert not found.is_allowed
 
@@ -53,8 +57,31 @@ def test_in_float32_reordering_says_what_is_allowed(write):
         write("near", [1.0, 1.0 + 9e-5], [[1.0], [1.0]]),
         write("far", [1.0, 1.0 + 2e-4], [[1.0], [1.0]]),
     )
-    assert [each.is_allowed for each in compare(one, near, reordered)] == [True, True]
-    assert [each.is_allowed for each in compare(one, far, reordered)] == [True, False]
+    assert [each.is_allowed for each in compare(one, near, reordered, "float32")] == [True, True]
+    assert [each.is_allowed for each in compare(one, far, reordered, "float32")] == [True, False]
+
+
+@pytest.mark.parametrize("numbers", ["float32", "float64"])
+def test_a_bias_that_is_noise_allows_no_more_for_the_other_variables(write, numbers):
+    one = write("one", [1.0], [[0.5, 0.1]], key_bias=[[3e-3, -1e-3]])
+    reordered = write("reordered", [1.0], [[0.5, 0.1]], key_bias=[[-2e-3, 3e-3]])
+    right = write("right", [1.0], [[0.5, 0.1]], key_bias=[[1e-3, -4e-3]])
+    wrong = write("wrong", [1.0], [[-0.5, 0.1]], key_bias=[[3e-3, -1e-3]])
+    assert [each.is_allowed for each in compare(one, right, reordered, numbers)] == [True]
+    (found,) = compare(one, wrong, reordered, numbers)
+    assert (found.where, found.worst, found.is_allowed) == ("kernel", 2.0, False)
+
+
+@pytest.mark.parametrize("noise", [0.0, 6.9e-19])
+def test_rounding_of_a_bias_that_is_not_trained_in_fact_is_no_difference(write, noise):
+    kernel = [[0.5, 0.1]]
+    one = write("one", [1.0], kernel, key_bias=[[noise]], moving_mean=[[1e9]])
+    right = write("right", [1.0], kernel, key_bias=[[-7e-19]], moving_mean=[[1e9]])
+    wrong = write("wrong", [1.0], kernel, key_bias=[[1e-11]], moving_mean=[[1e9]])
+    assert [each.is_allowed for each in compare(one, right, one, "float64")] == [True]
+    assert [(each.where, each.is_allowed) for each in compare(one, wrong, one, "float64")] == [
+        ("key_bias", False)
+    ]
 
 
 def test_dropout_inside_of_a_custom_layer_is_switched_off():
