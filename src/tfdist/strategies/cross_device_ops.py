@@ -138,7 +138,8 @@ class RingAllReduce(LimitedAllReduce):
     ) -> list[tf.Tensor]:
         with tf.control_dependencies(_exchanges_before()):
             factor = tf.identity(factor)  # which all buckets need
-        sums, have_left = self.buckets.sums(gradients, divisor, factor, place=_count_exchanges())
+        place = self.buckets.place_in_eager_step() if tf.executing_eagerly() else _count_exchanges()
+        sums, have_left = self.buckets.sums(gradients, divisor, factor, place)
         _note_exchange(have_left)
         return sums
 
@@ -328,8 +329,6 @@ def _note_exchange(result: tf.Tensor) -> None:
 
 def _count_exchanges() -> int:
     """Return how many exchanges this graph has so far."""
-    if tf.executing_eagerly():
-        return 0
     return _exchanges_of(tf.compat.v1.get_default_graph()).count
 
 

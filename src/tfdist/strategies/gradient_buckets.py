@@ -8,6 +8,7 @@ for the sums when all buckets are handed over, so no thread of TensorFlow waits 
 import functools
 import itertools
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,8 +45,58 @@ class _Step:
     returned: list[int] = field(default_factory=list)
 
 
+class _Bucket:
+    """The memory of one bucket of gradients, which is the same in each step.
+
+    Attributes:
+        fusion: Its layout.
+        narrowing: What rounds it; None if it is sent as it is.
+    """
+
+    def __init__(self, fusion: Fusion, narrowing: Narrowing | None) -> None:
+        self.fusion, self.narrowing = fusion, narrowing
+
+
+class _ModelBuckets:
+    """The buckets of the gradients of one model.
+
+    Each has a layout of its own: int8 adds what it rounds away to the same gradients again.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, np.dtype[Any]], _Bucket] = {}
+        self._restored: dict[str, Any] = {}
+
+    @property
+    def rounding_errors(self) -> dict[str, Any]:
+        """Return what this task has rounded away and adds in the next step, by the name of the bucket."""
+        narrowings = {name: bucket.narrowing for (name, _), bucket in self._buckets.items()}
+        kept = {name: each.residual for name, each in narrowings.items() if each is not None}
+        return self._restored | {name: error for name, error in kept.items() if error is not None}
+
+    def restore(self, errors: Mapping[str, Any]) -> None:
+        """Begin again with these rounding errors."""
+        self._buckets.clear()
+        self._restored = dict(errors)
+
+    def bucket(
+        self, place: tuple[int, int], dtype: np.dtype[Any], shapes: tuple[Any, ...], wire_type: str
+    ) -> _Bucket:
+        """Return the bucket at a place of the step, of gradients of these shapes."""
+        name = f"{place} {shapes}"
+        if (name, dtype) not in self._buckets:
+            is_narrowed = wire_type != "float32" and dtype == np.float32
+            narrowing = Narrowing(wire_type) if is_narrowed else None
+            if narrowing is not None:
+                narrowing.residual = self._restored.pop(name, None)
+            self._buckets[name, dtype] = _Bucket(Fusion(dtype, shapes), narrowing)
+        return self._buckets[name, dtype]
+
+
 class GradientBuckets:
     """The exchange of gradients over a ring, bucket by bucket.
+
+    A step belongs to the model of the last `begin_step`. What is kept from step to step goes with the model.
 
     Attributes:
         bucket_bytes: The bytes after which a bucket is full.
@@ -57,21 +108,28 @@ class GradientBuckets:
         self.bucket_bytes = BucketBytes()
         self._steps: dict[int, _Step] = {}
         self._numbers = itertools.count()
-        # Each bucket has a layout of its own: int8 adds what it rounds away to the same gradients again.
-        self._fusion = functools.lru_cache(maxsize=256)(lambda bucket, dtype, shapes: Fusion(dtype, shapes))
-        self._narrowings: dict[str, Narrowing] = {}  # by the name of the bucket
-        self._restored: dict[str, Any] = {}  # rounding errors of buckets that have not been exchanged yet
+        self._of_models: weakref.WeakKeyDictionary[Any, _ModelBuckets] = weakref.WeakKeyDictionary()
+        self._of_none = self._current = _ModelBuckets()
+        self._exchanges = 0  # of an eager step so far
+
+    def begin_step(self, model: Any) -> None:
+        """Begin a step of a model: to trace it, or to run it eagerly."""
+        self._current = self._of_models.setdefault(model, _ModelBuckets())
+        self._exchanges = 0
+
+    def place_in_eager_step(self) -> int:
+        """Return the place of the next exchange among those of an eager step."""
+        self._exchanges += 1
+        return self._exchanges - 1
 
     @property
     def rounding_errors(self) -> dict[str, Any]:
         """Return what this task has rounded away and adds in the next step, by the name of the bucket."""
-        kept = {name: narrowing.residual for name, narrowing in self._narrowings.items()}
-        return self._restored | {name: error for name, error in kept.items() if error is not None}
+        return self._current.rounding_errors
 
     @rounding_errors.setter
     def rounding_errors(self, errors: Mapping[str, Any]) -> None:
-        self._narrowings.clear()
-        self._restored = dict(errors)
+        self._current.restore(errors)
 
     def sums(
         self, gradients: Sequence[tf.Tensor], weight: tf.Tensor | None, factor: tf.Tensor, place: int
@@ -86,13 +144,16 @@ class GradientBuckets:
         """
         divisor = tf.zeros([], tf.float64) if weight is None else weight
         sizes = [(gradient.dtype, _bytes(gradient)) for gradient in gradients]
-        buckets = plan_from_last(sizes, self.bucket_bytes)
+        buckets, of_model = plan_from_last(sizes, self.bucket_bytes), weakref.ref(self._current)
         # TensorFlow computes an operation of constants only once; this is no constant for it.
         ticket = tf.compat.v1.placeholder_with_default(tf.constant(_NEW_STEP, tf.int64), [])
         for index, bucket in enumerate(buckets):
             mine = [gradients[number] for number in bucket]
             is_last = index == len(buckets) - 1
-            hand_over = functools.partial(self._hand_over, (place, index), is_last, weight is not None)
+            # TensorFlow keeps this function for ever, so it refers to the buckets weakly.
+            hand_over = functools.partial(
+                self._hand_over, of_model, (place, index), is_last, weight is not None
+            )
             # These operations are stateless for TensorFlow. It would run stateful ones in program order, all
             # of them after the whole backward pass. The ticket orders these.
             ticket = tf.numpy_function(hand_over, [ticket, factor, divisor, *mine], tf.int64, stateful=False)
@@ -109,7 +170,8 @@ class GradientBuckets:
 
     def _hand_over(
         self,
-        bucket: tuple[int, int],
+        of_model: weakref.ref[_ModelBuckets],
+        place: tuple[int, int],
         is_last: bool,
         is_mean: bool,
         ticket: Any,
@@ -126,7 +188,8 @@ class GradientBuckets:
         if is_last:
             step.computed_at = time.monotonic()
         weight = float(divisor) if is_mean else None
-        exchange = functools.partial(self._exchange, step, bucket, float(factor), weight, gradients)
+        buckets = of_model() or self._of_none
+        exchange = functools.partial(self._exchange, step, buckets, place, float(factor), weight, gradients)
         step.sums.append(self._thread.submit(exchange))
         return np.int64(ticket)
 
@@ -142,28 +205,26 @@ class GradientBuckets:
     # -- in the thread that exchanges --
 
     def _exchange(
-        self, step: _Step, bucket: tuple[int, int], factor: float, weight: float | None, arrays: Sequence[Any]
+        self,
+        step: _Step,
+        buckets: _ModelBuckets,
+        place: tuple[int, int],
+        factor: float,
+        weight: float | None,
+        arrays: Sequence[Any],
     ) -> list[Any]:
         begun = time.monotonic()
         if step.share is None:
             step.share = factor if weight is None else self._divided_by_sum(factor, weight)
         shapes = tuple(array.shape for array in arrays)
-        fusion = self._fusion(bucket, arrays[0].dtype, shapes)
+        bucket = buckets.bucket(place, arrays[0].dtype, shapes, self._wire_type)
         with np.errstate(all="ignore"):  # the training itself checks for NaN and infinity
-            whole = fusion.fused(arrays, step.share)
-            is_narrowed = self._wire_type != "float32" and whole.dtype == np.float32
-            payload = self._narrowing(bucket, shapes).loaded(whole) if is_narrowed else Whole(whole)
+            whole = bucket.fusion.fused(arrays, step.share)
+            payload = Whole(whole) if bucket.narrowing is None else bucket.narrowing.loaded(whole)
             self._ring.add_up(payload)
         ended, computed_at = time.monotonic(), step.computed_at
         self._ring.taken[payload.name].hidden += max(0.0, min(ended, computed_at or ended) - begun)
-        return fusion.parts(whole)
-
-    def _narrowing(self, bucket: tuple[int, int], shapes: tuple[tuple[int, ...], ...]) -> Narrowing:
-        name = f"{bucket} {shapes}"
-        if name not in self._narrowings:
-            self._narrowings[name] = Narrowing(self._wire_type)
-            self._narrowings[name].residual = self._restored.pop(name, None)
-        return self._narrowings[name]
+        return bucket.fusion.parts(whole)
 
     def _divided_by_sum(self, factor: float, weight: float) -> float:
         total = np.array([weight])

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import (
     convert_initial_values,
+    cross_device_ops_of,
     replace_cross_device_ops,
     replicas_on,
     set_cluster_resolver,
@@ -35,6 +36,12 @@ from tfdist.transport.ring import Ring
 def ring_of(strategy: tf.distribute.Strategy) -> Ring | None:
     """Return the ring over which a strategy adds gradients up; None if TensorFlow adds them."""
     return strategy.ring if isinstance(strategy, MultiWorkerMirrored) else None
+
+
+def begin_step(strategy: tf.distribute.Strategy, model: Any) -> None:
+    """Begin a training step of a model, to trace it or to run it, over the strategy's ring, if any."""
+    if ring_of(strategy) is not None:
+        cross_device_ops_of(strategy).buckets.begin_step(model)
 
 
 def ps_transfer_of(strategy: tf.distribute.Strategy) -> PsTransfer | None:

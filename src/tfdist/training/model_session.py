@@ -10,6 +10,7 @@ from tfdist._utils.keras_2_and_3 import build_for, has_call, is_keras_2, keras_o
 from tfdist._utils.keras_private import build_metrics_of_own, build_model, build_model_eagerly
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
+from tfdist.strategies.strategy_classes import begin_step
 from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.data.distribute import Data, check_end, distribute, distribute_to_workers, is_endless
 from tfdist.training.data.inspect_dataset import size_of_shuffled
@@ -179,6 +180,7 @@ class Session:
 
     def training(self, *, stops_at_failure: bool = False) -> Phase:
         """Return the training phase; with `stops_at_failure`, a NaN or infinite loss ends an execution."""
+        begin_step(self.strategy, self._model)  # whose rounding errors a checkpoint may restore
         return self._phase(
             "train_step", self._dataset, self._spec, self._begins_again_after, stops_at_failure
         )
@@ -240,7 +242,8 @@ class Session:
             custom = CustomStepOnReplicas(self._model, self.strategy, name, spec, randomness)
             applied = self._noting_applied_steps(custom) if name == "train_step" else None
             is_failing = custom.is_failing if stops else None
-            execution = make_execution(custom.run, is_failing=is_failing, applied=applied)
+            run = self._training(custom.run) if name == "train_step" else custom.run
+            execution = make_execution(run, is_failing=is_failing, applied=applied)
             return custom, self._graph(execution, dataset, custom, applied)
         own = CustomStepAsIs(self._model, self.strategy, name, spec, stops_at_failure=stops)
         return own, own.execution  # makes its own graphs
@@ -252,11 +255,21 @@ class Session:
         applied = None
         if name == "train_step":
             applied, is_failing = self._noting_applied_steps(step), step.is_failing if stops else None
-            execution = make_execution(step.train, is_failing=is_failing, applied=applied)
+            execution = make_execution(self._training(step.train), is_failing=is_failing, applied=applied)
         else:
             spec = replica_spec(spec)
             execution = make_execution(step.test, ps_cache=lambda: step.ps_cache(spec))
         return step, self._graph(execution, dataset, step, applied)
+
+    def _training(self, train: Callable[..., Totals]) -> Callable[..., Totals]:
+        """Return a training step that the exchange of gradients knows as one of the model."""
+        strategy, model = self.strategy, self._model
+
+        def step(*args: Any) -> Totals:
+            begin_step(strategy, model)
+            return train(*args)
+
+        return step
 
     def _noting_applied_steps(self, step: KerasStep) -> AppliedSteps | None:
         return None if self._cluster.coordinator is None else step.noting_applied_steps()

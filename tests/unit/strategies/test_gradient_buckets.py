@@ -1,6 +1,8 @@
 """Gradients leave in buckets, those of the last layers first."""
 
+import gc
 import threading
+import weakref
 from collections import defaultdict
 
 import numpy as np
@@ -102,7 +104,16 @@ def test_8_bits_add_what_they_round_away_to_the_same_gradients_again():
 def test_steps_that_failed_leave_no_sums_behind_for_ever():
     buckets = GradientBuckets(_Alone(), ExchangeThread(), "float32")
     for _ in range(100):
-        buckets._hand_over((0, 0), False, False, np.int64(-1), 1.0, 1.0, np.ones(4, np.float32))
+        buckets._hand_over(
+            weakref.ref(buckets._of_none),
+            (0, 0),
+            False,
+            False,
+            np.int64(-1),
+            1.0,
+            1.0,
+            np.ones(4, np.float32),
+        )
 
     assert len(buckets._steps) <= 16
 
@@ -127,3 +138,53 @@ def test_rounding_errors_that_are_put_back_give_the_sums_of_a_run_that_went_on()
     np.testing.assert_array_equal(np.concatenate(found[-1]), np.concatenate(expected[-1]))
     fresh = _run(made(), lambda: gradients, None, one, steps=2)
     assert not np.array_equal(np.concatenate(fresh[-1]), np.concatenate(expected[-1]))
+
+
+class _Model:
+    pass
+
+
+def test_a_model_begins_without_what_another_one_has_rounded_away():
+    gradient = tf.constant(np.random.default_rng(0).normal(size=300), tf.float32)
+    one = tf.constant(1.0, tf.float64)
+    buckets, models = GradientBuckets(_Alone(), ExchangeThread(), "int8"), [_Model(), _Model()]
+
+    def trained(model, steps):
+        buckets.begin_step(model)
+        return _run(buckets, lambda: [gradient], None, one, steps=steps)
+
+    first = trained(models[0], 3)
+    np.testing.assert_array_equal(trained(models[1], 3), first)
+    assert not np.array_equal(trained(models[0], 1), first[:1])
+
+
+def test_an_eager_step_rounds_each_of_its_exchanges_apart():
+    gradients = [tf.constant(np.linspace(-1, end, 256), tf.float32) for end in (1, 9)]
+    one, model = tf.constant(1.0, tf.float64), _Model()
+    buckets = GradientBuckets(_Alone(), ExchangeThread(), "int8")
+
+    def step():
+        buckets.begin_step(model)
+        return [
+            buckets.sums([gradient], None, one, buckets.place_in_eager_step())[0][0] for gradient in gradients
+        ]
+
+    steps = [step() for _ in range(5)]
+    for place, gradient in enumerate(gradients):
+        alone = GradientBuckets(_Alone(), ExchangeThread(), "int8")
+        expected = _run(alone, lambda gradient=gradient: [gradient], None, one, steps=5)
+        np.testing.assert_array_equal([sums[place] for sums in steps], [sums[0] for sums in expected])
+    assert len(buckets.rounding_errors) == 2
+
+
+def test_the_memory_of_a_model_goes_with_it():
+    buckets, model = GradientBuckets(_Alone(), ExchangeThread(), "int8"), _Model()
+    buckets.begin_step(model)
+    _run(buckets, lambda: [tf.ones([4])], None, tf.constant(1.0, tf.float64))
+    kept = weakref.ref(buckets._current)
+    buckets.begin_step(other := _Model())
+    del model
+    gc.collect()
+    assert kept() is None
+    assert not buckets.rounding_errors
+    del other
