@@ -11,6 +11,7 @@ from tfdist.errors import DataError
 from tfdist.strategies.gradient_arithmetic import scaled
 from tfdist.strategies.strategy_classes import ring_of
 from tfdist.training.replicas.sparse_gradients import summed
+from tfdist.training.replicas.split_into_terms import OfSum
 
 # Adds gradients up over the replicas, each scaled by this replica's share; None stays None.
 AddUp = Callable[[Sequence[Any], tf.Tensor], list[Any]]
@@ -73,11 +74,17 @@ class OfLoss(NamedTuple):
         gradients: The gradients.
         weight: The divisor; None for a sum, whose gradients are added up unweighted.
         are_shared: Whether the gradients are those of the loss times the replica's share of its divisor.
+        of_sum: How the divisor is computed of a sum; None if the divisors of the replicas add up.
     """
 
     gradients: Sequence[Any]
     weight: tf.Tensor | None
     are_shared: bool = False
+    of_sum: OfSum | None = None
+
+    def total(self, added_up: tf.Tensor) -> tf.Tensor:
+        """Return the divisor of the whole batch, of what all replicas have added up for it."""
+        return added_up if self.of_sum is None else tf.cast(self.of_sum.whole(added_up), tf.float64)
 
 
 class Shared(NamedTuple):
@@ -109,7 +116,7 @@ class _Numbers(NamedTuple):
         state: The variables that the forward pass updates, times what they are means over.
         sums: The values that are added up.
         size: The number of examples.
-        weights: The divisor of each loss, 1 for a sum.
+        weights: The divisor of each loss, or the sum of which it is computed; 1 for a sum.
         replicas: The number of replicas with examples.
     """
 
@@ -120,13 +127,32 @@ class _Numbers(NamedTuple):
     replicas: tf.Tensor
 
 
-def shares_of(weights: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
-    """Return a replica's share of each divisor of a loss, of all replicas together; one for a sum."""
-    known = [tf.cast(weight, tf.float64) for weight in weights if weight is not None]
+def shares_of(
+    weights: Sequence[tf.Tensor | None], of_sums: Sequence[OfSum | None] | None = None
+) -> list[tf.Tensor]:
+    """Return a replica's share of each divisor of a loss, of all replicas together; one for a sum.
+
+    `of_sums` are how divisors are computed of sums, where those of the replicas do not add up.
+    """
+    losses = [
+        OfLoss((), tf.cast(weight, tf.float64), of_sum=of_sum)
+        for weight, of_sum in zip(weights, of_sums or [None] * len(weights), strict=True)
+        if weight is not None
+    ]
     context = tf.distribute.get_replica_context()
-    totals = context.all_reduce(tf.distribute.ReduceOp.SUM, known) if known else []
-    shares = iter(map(tf.math.divide_no_nan, known, totals))
+    added = [_to_add_up(loss) for loss in losses]
+    totals = context.all_reduce(tf.distribute.ReduceOp.SUM, added) if added else []
+    shares = iter(
+        tf.math.divide_no_nan(loss.weight, loss.total(total))
+        for loss, total in zip(losses, totals, strict=True)
+    )
     return [tf.ones([], tf.float64) if weight is None else next(shares) for weight in weights]
+
+
+def _to_add_up(loss: OfLoss) -> tf.Tensor:
+    """Return what the replicas add up for the divisor of a loss, 1 for a sum."""
+    number = loss.weight if loss.of_sum is None else loss.of_sum.number
+    return tf.constant(1.0, tf.float64) if number is None else tf.cast(number, tf.float64)
 
 
 def shared_mean(
@@ -160,8 +186,9 @@ def shared_mean(
         return Shared(list(gradients), list(state), list(sums), size, weights, one)
     gradients, weight = _of_all_losses(losses, weights)
     has_any = tf.cast(size > 0, tf.float64)
+    to_add_up = list(map(_to_add_up, losses))
     moved = [tf.cast(value, tf.float64) * (size if value.dtype.is_floating else has_any) for value in state]
-    numbers = _Numbers(moved, [tf.cast(value, tf.float64) for value in sums], size, weights, has_any)
+    numbers = _Numbers(moved, [tf.cast(value, tf.float64) for value in sums], size, to_add_up, has_any)
     if add_up is not None:
         gradients, reduced = _reduced_by(add_up, gradients, numbers, weight)
     elif ring_of(context.strategy) is not None:
@@ -174,7 +201,8 @@ def shared_mean(
         for value, old in zip(reduced.state, state, strict=True)
     ]
     weights = [
-        one if loss.weight is None else weight for loss, weight in zip(losses, reduced.weights, strict=True)
+        one if loss.weight is None else loss.total(added_up)
+        for loss, added_up in zip(losses, reduced.weights, strict=True)
     ]
     return Shared(gradients, values, reduced.sums, reduced.size, weights, replicas)
 
@@ -184,10 +212,11 @@ def _of_all_losses(
 ) -> tuple[list[Any], tf.Tensor | None]:
     """Return this replica's gradients of all losses; and their weight in a mean, None for a sum."""
     are_shared = any(loss.are_shared for loss in losses)
-    if len(losses) > 1 and losses[0].gradients:
+    if (len(losses) > 1 or any(loss.of_sum for loss in losses)) and losses[0].gradients:
         # Gradients can be added up only after all divisors are known.
         one = tf.constant(1.0, tf.float64)
-        shares = [one for _ in losses] if are_shared else shares_of([loss.weight for loss in losses])
+        weights, of_sums = [loss.weight for loss in losses], [loss.of_sum for loss in losses]
+        shares = [one for _ in losses] if are_shared else shares_of(weights, of_sums)
         of_variables = zip(*(loss.gradients for loss in losses), strict=True)
         return [summed(gradients, shares) for gradients in of_variables], None
     is_mean = len(losses) == 1 and losses[0].weight is not None and not are_shared

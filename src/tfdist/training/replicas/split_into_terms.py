@@ -35,7 +35,19 @@ class Term(NamedTuple):
     def value(self) -> tf.Tensor:
         """Return the term times its factor, zero where the divisor is."""
         number = self.tensor if self.divisor is None else tf.math.divide_no_nan(self.tensor, self.divisor)
-        return number * tf.cast(self.factor, number.dtype)
+        return number * tf.constant(self.factor, number.dtype)  # (tf.cast would round it to 32 bits)
+
+
+class OfSum(NamedTuple):
+    """How a divisor, such as a sum and one more, is computed of a sum over the examples.
+
+    Attributes:
+        number: The sum over the examples of a replica.
+        whole: Returns the divisor of the whole batch, of the sum over all its examples.
+    """
+
+    number: tf.Tensor
+    whole: Callable[[tf.Tensor], tf.Tensor]
 
 
 def terms_of(
@@ -136,6 +148,14 @@ def sum_in(divisor: tf.Tensor, rows: int | None) -> tf.Tensor:
     return divisor
 
 
+def of_sum(divisor: tf.Tensor, rows: int | None) -> OfSum | None:
+    """Return how a divisor is computed of a sum over the examples, None if it is that sum."""
+    number = sum_in(divisor, rows)
+    return (
+        None if number is divisor else OfSum(number, lambda total: of_whole(divisor, rows, lambda _: total))
+    )
+
+
 def of_whole(divisor: tf.Tensor, rows: int | None, add_up: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Return the divisor of the whole batch; `add_up` adds a sum up over the replicas."""
     if reduction_of(divisor, rows) == "sum":
@@ -146,5 +166,5 @@ def of_whole(divisor: tf.Tensor, rows: int | None, add_up: Callable[[tf.Tensor],
         return tf.cast(total, divisor.dtype)
     if operation.type in _PASSES_ON:
         return total
-    constant = tf.cast(_constant(operation.inputs[1]), total.dtype)  # `total` may be in another graph
+    constant = tf.constant(_constant(operation.inputs[1]), total.dtype)  # `total` may be in another graph
     return tf.maximum(total, constant) if operation.type == "Maximum" else total + constant

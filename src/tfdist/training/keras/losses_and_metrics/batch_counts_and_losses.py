@@ -1,6 +1,6 @@
 """Add up what a batch counts: each replica's counts and losses become what the batch adds to the metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,10 +17,12 @@ class SumsLayout(NamedTuple):
     Attributes:
         places: The place among the parts of the loss of the loss of each output.
         numbers: The numbers that metrics get for the batch.
+        wholes: How the divisor of each part of the loss is computed of a sum; None for other parts.
     """
 
     places: list[int]
     numbers: Numbers
+    wholes: Sequence[Callable[[tf.Tensor], tf.Tensor] | None] = ()
 
 
 NOTHING_COUNTED = SumsLayout([], NO_NUMBERS)

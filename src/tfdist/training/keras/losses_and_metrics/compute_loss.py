@@ -22,10 +22,10 @@ from tfdist.training.keras.losses_and_metrics.loss_parts import (
     Added,
     LossPart,
     added_by_reduction,
+    as_one_part,
     has_other_reduction,
     parts_by_divisor,
     parts_by_reduction,
-    weight_of,
     with_places,
 )
 from tfdist.training.keras.model_checks import has_own, reductions
@@ -48,6 +48,11 @@ class Losses(NamedTuple):
     def weights(self) -> list[tf.Tensor | None]:
         """Return the divisor of each part, None for a part that is not divided."""
         return [part.weight for part in self.parts]
+
+    @property
+    def sums(self) -> list[tf.Tensor | None]:
+        """Return the sum of which the divisor of each part is computed, None for other parts."""
+        return [None if part.of_sum is None else part.of_sum.number for part in self.parts]
 
 
 class ModelLosses:
@@ -106,13 +111,13 @@ class ModelLosses:
         added = added_by_reduction(losses, self._model.losses, rows)
         if self._replicas > 1 and have_several_divisors(divisors) and len(divisors) == outputs:
             return Losses(*parts_by_divisor(loss, divisors, added, size, tape))
-        weight, is_of_examples = weight_of(divisors, size, replicas=self._replicas)
-        means, sums = [] if is_of_examples else added.means, [] if weight is None else added.sums
+        part, is_of_examples = as_one_part(loss, divisors, size, replicas=self._replicas)
+        means, sums = [] if is_of_examples else added.means, [] if part.weight is None else added.sums
         others = Added(means, sums).parts(size)
         if self._replicas == 1 or not others:
-            return Losses([LossPart(loss, weight)], places)
+            return Losses([part], places)
         rest = loss - tf.add_n([tf.cast(part.loss, loss.dtype) for part in others])
-        return Losses([LossPart(rest, weight), *others], places)
+        return Losses([part._replace(loss=rest), *others], places)
 
     def _own_parts(
         self, loss: tf.Tensor, divisors: list[Divisor], size: tf.Tensor, rows: int | None

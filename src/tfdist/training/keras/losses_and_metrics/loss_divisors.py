@@ -23,7 +23,7 @@ from tfdist.training.replicas.ops_across_examples import (
     is_without_rows,
     what_mixes_examples,
 )
-from tfdist.training.replicas.split_into_terms import Term, sum_in, terms_of
+from tfdist.training.replicas.split_into_terms import OfSum, Term, of_sum, terms_of
 
 DivisorKind: TypeAlias = Literal["count", "mask", "weights", "chosen", "sum", "number", "weighted number"]
 # The kinds of divisors that are the number of examples.
@@ -43,12 +43,14 @@ class Divisor(NamedTuple):
         value: The divisor; None if it is the number of examples, or if there is none.
         loss: The loss.
         mixed_by: The name of an operation by which the losses of examples depend on other examples, if any.
+        of_sum: How the divisor is computed of a sum; None if the divisors of replicas add up.
     """
 
     kind: DivisorKind
     value: tf.Tensor | None
     loss: tf.Tensor
     mixed_by: str = ""
+    of_sum: OfSum | None = None
 
 
 def have_several_divisors(divisors: list[Divisor]) -> bool:
@@ -155,9 +157,13 @@ def _recording(keras: ModuleType, reduce: Callable[..., Any]) -> Callable[..., A
         if recorder is None:
             return loss
         if quotient is not None:
-            return recorder.record(Divisor("mask", sum_in(quotient.divisor, recorder.rows), loss))
-        kind, value = _divisor(keras, values, sample_weight, mask, reduction, recorder)
+            by = quotient.divisor
+            return recorder.record(Divisor("mask", by, loss, of_sum=of_sum(by, recorder.rows)))
         mixed_by = _mixed_by(values, recorder.rows) or recorder.mixed_by
+        inner = recorder.inner.get(id(values))
+        if inner is not None and not values.shape.rank and sample_weight is None and mask is None:
+            return recorder.record(Divisor(inner.kind, inner.value, loss, mixed_by, inner.of_sum))
+        kind, value = _divisor(keras, values, sample_weight, mask, reduction, recorder)
         return recorder.record(Divisor(kind, value, loss, mixed_by))
 
     return reduce_weighted_values
@@ -175,9 +181,6 @@ def _divisor(
     keras: ModuleType, values: Any, sample_weight: Any, mask: Any, reduction: str | None, recorder: _Recorder
 ) -> tuple[DivisorKind, tf.Tensor | None]:
     """Return the kind and the value of what Keras's own function divides by; this repeats its sums."""
-    inner = recorder.inner.get(id(values))
-    if inner is not None and not values.shape.rank and sample_weight is None and mask is None:
-        return inner.kind, inner.value
     is_number = not keras.ops.ndim(values) and reduction is not None
     if is_number or is_without_rows(values, recorder.rows):
         return _kind_of_number(values, sample_weight, reduction or "none", recorder), None

@@ -12,14 +12,21 @@ from tfdist.training.keras.losses_and_metrics.loss_divisors import (
 )
 from tfdist.training.replicas.detect_paired_examples import depends_on_data
 from tfdist.training.replicas.means_and_sums_in_graph import reduction_of
-from tfdist.training.replicas.split_into_terms import sum_in, terms_of
+from tfdist.training.replicas.split_into_terms import OfSum, of_sum, terms_of
 
 
 class LossPart(NamedTuple):
-    """The part of a loss that is divided by one divisor; None if it is not divided."""
+    """The part of a loss that is divided by one divisor.
+
+    Attributes:
+        loss: The part.
+        weight: The divisor; None if it is not divided.
+        of_sum: How the divisor is computed of a sum; None if the divisors of replicas add up.
+    """
 
     loss: tf.Tensor
     weight: tf.Tensor | None
+    of_sum: OfSum | None = None
 
 
 class Added(NamedTuple):
@@ -55,15 +62,18 @@ def has_other_reduction(losses: list[tf.Tensor], rows: int | None) -> bool:
     return any(map(depends_on_data, unknown))
 
 
-def weight_of(divisors: list[Divisor], size: tf.Tensor, *, replicas: int) -> tuple[tf.Tensor | None, bool]:
-    """Return the weight of a sum of losses, None for sums, and whether it is the number of examples."""
+def as_one_part(
+    loss: tf.Tensor, divisors: list[Divisor], size: tf.Tensor, *, replicas: int
+) -> tuple[LossPart, bool]:
+    """Return a sum of losses as a part with one divisor, and whether that is the number of examples."""
     if not have_several_divisors(divisors):
         if divisors and divisors[0].kind == "sum":
-            return None, False
-        is_of_examples = all(divisor.kind in OF_EXAMPLES for divisor in divisors)
-        return (size, True) if is_of_examples else (divisors[0].value, False)
+            return LossPart(loss, None), False
+        if all(divisor.kind in OF_EXAMPLES for divisor in divisors):
+            return LossPart(loss, size), True
+        return LossPart(loss, divisors[0].value, divisors[0].of_sum), False
     if replicas == 1:  # the sum has no other part
-        return size, True
+        return LossPart(loss, size), True
     problem = "are divided by different numbers, such as what is masked in each, and only their sum is known"
     remedy = "Use reduction='sum' for all, which several replicas can share; or train in one process"
     raise ConfigError("losses", problem, remedy=remedy)
@@ -84,18 +94,19 @@ def parts_by_divisor(
     factors = tape.gradient(loss, [divisor.loss for divisor in divisors], unconnected_gradients="zero")
     terms: dict[Any, list[tf.Tensor]] = {}
     weights: dict[Any, tf.Tensor | None] = {}
+    of_sums: dict[Any, OfSum | None] = {}
     places = []
     for index, (divisor, factor) in enumerate(zip(divisors, factors, strict=True)):
         is_of_examples = divisor.kind in OF_EXAMPLES
         key = "count" if is_of_examples else "sum" if divisor.kind == "sum" else index
         terms.setdefault(key, []).append(tf.cast(divisor.loss * tf.stop_gradient(factor), loss.dtype))
-        weights[key] = size if is_of_examples else divisor.value
+        weights[key], of_sums[key] = size if is_of_examples else divisor.value, divisor.of_sum
         places.append(list(terms).index(key))
     for key, values, weight in (("count", added.means, size), ("sum", added.sums, None)):
         if values:
             terms.setdefault(key, []).extend(tf.cast(value, loss.dtype) for value in values)
             weights[key] = weight
-    return [LossPart(tf.add_n(terms[key]), weights[key]) for key in terms], places
+    return [LossPart(tf.add_n(terms[key]), weights[key], of_sums.get(key)) for key in terms], places
 
 
 def parts_by_reduction(
@@ -110,20 +121,21 @@ def parts_by_reduction(
         size: The number of examples.
     """
     means = {id(divisor.loss) for divisor in divisors if divisor.kind == "count"}
-    divided = {id(divisor.loss): divisor.value for divisor in divisors if divisor.value is not None}
+    divided = {id(divisor.loss): divisor for divisor in divisors if divisor.value is not None}
     terms = terms_of(loss, rows, means, others=divided)
     if terms is None:
         return None
     values: dict[Any, list[tf.Tensor]] = {}
-    weights: dict[Any, tf.Tensor | None] = {}
+    weights: dict[Any, tuple[tf.Tensor | None, OfSum | None]] = {}
     for index, term in enumerate(terms):
-        weight = divided.get(id(term.tensor))
-        if weight is None and term.divisor is not None:
-            weight = sum_in(term.divisor, rows)
-        key = index if weight is not None else "sum" if term.kind == "sum" else "count"
+        divisor = divided.get(id(term.tensor))
+        weight = (None, None) if divisor is None else (divisor.value, divisor.of_sum)
+        if divisor is None and term.divisor is not None:
+            weight = term.divisor, of_sum(term.divisor, rows)
+        key = index if weight[0] is not None else "sum" if term.kind == "sum" else "count"
         values.setdefault(key, []).append(tf.cast(term.value(), loss.dtype))
-        weights[key] = size if key == "count" else weight
-    return [LossPart(tf.add_n(values[key]), weights[key]) for key in values]
+        weights[key] = (size, None) if key == "count" else weight
+    return [LossPart(tf.add_n(values[key]), *weights[key]) for key in values]
 
 
 def with_places(
@@ -138,7 +150,7 @@ def with_places(
         weight = size if divisor.kind in OF_EXAMPLES else divisor.value
         place = next((place for place, part in enumerate(parts) if part.weight is weight), len(parts))
         if place == len(parts):
-            parts.append(LossPart(tf.zeros_like(parts[0].loss), weight))
+            parts.append(LossPart(tf.zeros_like(parts[0].loss), weight, divisor.of_sum))
         places.append(place)
     return parts, places
 

@@ -36,9 +36,11 @@ def _part_of_loss(divisor: Divisor, replica: ReplicaTrace) -> tf.Tensor:
         if not replica.is_in_its_graph():
             problem = "is divided by what is masked or weighed, in a branch or a loop"
             raise ConfigError("a loss", problem, remedy="Compute it outside, or use reduction='sum'")
-        value = or_zero(tf.cast(divisor.value, tf.float64), replica.size)
+        value, of_sum = or_zero(tf.cast(divisor.value, tf.float64), replica.size), divisor.of_sum
+        if of_sum is not None:
+            of_sum = of_sum._replace(number=or_zero(of_sum.number, replica.size))
         with replica.updating():
-            [by] = shares_of([value])
+            [by] = shares_of([value], [of_sum])
     factor = tf.math.divide_no_nan(by, replica.share)
     return loss * tf.stop_gradient(tf.cast(factor, loss.dtype))
 

@@ -51,6 +51,7 @@ from tfdist.training.replicas.sparse_gradients import (
     with_replicas_added_up,
     with_rows_summed,
 )
+from tfdist.training.replicas.split_into_terms import OfSum
 from tfdist.training.runners.multi_step import Totals
 from tfdist.training.runners.replica_times_and_nan_losses import ReplicaStats
 
@@ -62,10 +63,14 @@ _log = logging.getLogger("tfdist")
 
 
 class Part(NamedTuple):
-    """The results of one replica; `gradients` and `weights` are those of each part of the loss."""
+    """The results of one replica; `gradients`, `weights` and `summed` are those of each part of the loss.
+
+    `summed` are the sums of which divisors are computed, None for the others.
+    """
 
     gradients: list[list[Any]]
     weights: list[tf.Tensor | None]
+    summed: list[tf.Tensor | None]
     state: list[tf.Tensor]
     sums: list[tf.Tensor]
 
@@ -189,10 +194,7 @@ class Keras3Replica:
             part = self._computed(compiled(self._model, self._strategy, compute), data, size)
         loss = self._sums.loss_in(part.sums, traced.layout)
         shared = shared_mean(
-            [
-                OfLoss(*pair, are_shared=self._is_synchronized)
-                for pair in zip(part.gradients, part.weights, strict=True)
-            ],
+            self._of_losses(part, traced.layout),
             part.state,
             [
                 *self._sums.to_add_up(part.sums, totals.metrics, size),
@@ -203,6 +205,14 @@ class Keras3Replica:
         )
         *sums, stats = shared.sums
         return shared, [*self._sums.of_batch(sums, shared.weights, shared.size, traced.layout), stats]
+
+    def _of_losses(self, part: Part, layout: SumsLayout) -> list[OfLoss]:
+        """Return the gradients of each part of the loss, with its divisor."""
+        of_parts = zip(part.gradients, part.weights, part.summed, layout.wholes, strict=True)
+        return [
+            OfLoss(gradients, weight, self._is_synchronized, None if whole is None else OfSum(number, whole))
+            for gradients, weight, number, whole in of_parts
+        ]
 
     def _computed(self, compute: Callable[[Any], Part], data: Any, size: tf.Tensor) -> Part:
         if self._strategy.num_replicas_in_sync == 1:
@@ -234,7 +244,8 @@ class Keras3Replica:
             losses, layout = self.forward(data, training=True)
             scaled = [weighed(part.loss, scale) for part in losses.parts]
             if self._is_synchronized:
-                scaled = list(map(weighed, scaled, shares_of([part.weight for part in losses.parts])))
+                shares = shares_of(losses.weights, [part.of_sum for part in losses.parts])
+                scaled = list(map(weighed, scaled, shares))
         found = self._written(scope, traced, data)
         new = {id(variable): value for variable, value in found}
         # A layer that writes a weight computes with the new value, whose gradient one process applies to it.
@@ -248,7 +259,7 @@ class Keras3Replica:
         state = self._layer_writes.to_share(found, seeds)
         traced.layout = layout
         sums = self._sums.of_replica(scope, losses, layout, batch_size(unpacked(data)[0]))
-        return Part(gradients, losses.weights, state, sums)
+        return Part(gradients, losses.weights, losses.sums, state, sums)
 
     def _written(self, scope: RecordingScope, traced: Traced, data: Any) -> list[tuple[Any, tf.Tensor]]:
         """Return the variables that layers have written, with their values; note the variables."""
@@ -292,7 +303,7 @@ class Keras3Replica:
         gradients: list[list[Any]] = [[] for _ in losses.parts]
         traced.layout = layout
         sums = self._sums.of_replica(scope, losses, layout, batch_size(unpacked(data)[0]))
-        return Part(gradients, losses.weights, state, sums)
+        return Part(gradients, losses.weights, losses.sums, state, sums)
 
     def forward(self, data: Any, *, training: bool) -> tuple[Losses, SumsLayout]:
         """Return the losses of a replica, and what the values that it adds up stand for."""
@@ -302,7 +313,8 @@ class Keras3Replica:
         y_pred = call_model(model, x, training=training)
         losses = self._losses.compute(x, y, y_pred, sample_weight, training=training)
         self._check_logs(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
-        return losses, SumsLayout(losses.places, self.batch_means.numbers)
+        wholes = [None if part.of_sum is None else part.of_sum.whole for part in losses.parts]
+        return losses, SumsLayout(losses.places, self.batch_means.numbers, wholes)
 
     def _check_logs(self, logs: Any) -> None:
         """Warn once of what an overridden compute_metrics adds to the logs, which know the metrics only."""

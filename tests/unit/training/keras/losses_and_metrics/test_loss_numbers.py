@@ -54,6 +54,24 @@ def mean_of_known(y_true, y_pred):
     return tf.reduce_sum(2 * losses) / tf.maximum(tf.cast(count, losses.dtype), 1)
 
 
+def _of_known_targets(y_true, y_pred):
+    """The sum of the losses of targets that are positive, and their number."""
+    is_known = tf.cast(y_true > 0, y_pred.dtype)
+    return tf.reduce_sum(tf.square(y_true - y_pred) * is_known), tf.reduce_sum(is_known)
+
+
+def by_one_more(y_true, y_pred):
+    """A sum that is divided by the number of known targets and one more."""
+    total, count = _of_known_targets(y_true, y_pred)
+    return total / (count + 1.0)
+
+
+def by_four_or_more(y_true, y_pred):
+    """A sum that is divided by the number of known targets, or by four if there are fewer."""
+    total, count = _of_known_targets(y_true, y_pred)
+    return total / tf.maximum(count, 4.0)
+
+
 def of_columns(y_true, y_pred):
     """A number for each column of targets."""
     return tf.reduce_mean(tf.square(y_true - y_pred), axis=0)
@@ -141,6 +159,12 @@ class HalfOfMean(keras.losses.MeanSquaredError):
         return super().__call__(y_true, y_pred, sample_weight) / 2 + 0.1
 
 
+class OwnDividedLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        y = tf.cast(y, y_pred.dtype)
+        return by_one_more(y, y_pred) + 0.5 * by_four_or_more(y, y_pred) + 0.1 * tf.reduce_mean(y_pred)
+
+
 class Halved(keras.optimizers.SGD):
     def apply_gradients(self, grads_and_vars):
         return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
@@ -166,7 +190,10 @@ def model_of(loss, base=keras.Model):
 
 
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
-@pytest.mark.parametrize("loss", [summed, averaged, of_known, mean_of_known, of_columns, HalfOfMean()])
+@pytest.mark.parametrize(
+    "loss",
+    [summed, averaged, of_known, mean_of_known, by_one_more, by_four_or_more, of_columns, HalfOfMean()],
+)
 def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
     kerass = model_of(loss, base)
     expected = kerass.fit(X, Y, epochs=2, **OPTIONS).history["loss"]
@@ -182,6 +209,16 @@ def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
     tested = kerass.evaluate(X, Y, batch_size=4, verbose=0)
     assert evaluate(ours, X, Y, batch_size=4, verbose=0) == pytest.approx(tested, rel=1e-6)
     assert not [each for each in caplog.records if each.name == "tfdist"]  # TensorFlow warns of many traces
+
+
+def test_an_own_loss_is_divided_by_what_is_computed_of_the_sum_of_the_whole_batch(strategy):
+    kerass = model_of("mse", OwnDividedLoss)
+    expected = kerass.fit(X, Y, epochs=2, **OPTIONS).history["loss"]
+    with strategy.scope():
+        ours = model_of("mse", OwnDividedLoss)
+    assert fit(ours, X, Y, epochs=2, **OPTIONS).history["loss"] == pytest.approx(expected, rel=1e-6)
+    for mine, its in zip(ours.get_weights(), kerass.get_weights(), strict=True):
+        assert mine == pytest.approx(its, rel=1e-7, abs=1e-7)
 
 
 @pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])

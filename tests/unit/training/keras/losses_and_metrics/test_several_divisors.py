@@ -88,6 +88,28 @@ def weights_and_sum(kind=keras.Model):
     return model, options, (*data, {"first": WEIGHTS, "second": WEIGHTS[::-1].copy()})
 
 
+def more_than_a_sum(kind=keras.Model):
+    """Divisors that are computed of sums, of which those of two replicas do not add up."""
+
+    def by_one_more(y_true, y_pred):
+        is_known = tf.cast(y_true > 0, y_pred.dtype)
+        return tf.reduce_sum(tf.square(y_true - y_pred) * is_known) / (tf.reduce_sum(is_known) + 1.0)
+
+    def by_three_or_more(y_true, y_pred):
+        is_known = tf.cast(y_true < 0.5, y_pred.dtype)
+        return tf.reduce_sum(tf.abs(y_true - y_pred) * is_known) / tf.maximum(tf.reduce_sum(is_known), 3.0)
+
+    return flat(kind, by_one_more, by_three_or_more)
+
+
+def more_than_a_sum_and_synchronized():
+    number = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(3)(number))
+    _, options, (_, targets) = more_than_a_sum()
+    loss = options["loss"]["first"]
+    return keras.Model(number, keras.layers.Dense(1)(hidden)), {"loss": loss}, (X, targets["first"])
+
+
 def two_lookups():
     """One table in which a masked output looks up once, and another output twice."""
     first, second = keras.Input((5,)), keras.Input((5,))
@@ -179,15 +201,25 @@ CASES = [
     (two_lookups, False),
     (sum_and_mean, False),
     (weights_and_sum, False),
+    (more_than_a_sum, False),
+    (more_than_a_sum_and_synchronized, False),
     (synchronized, False),
     (masked_and_synchronized, False),
     (masked_in_a_synchronized_layer, False),
     (masked_in_a_synchronized_layer, True),
     (frozen, False),
     *map(
-        in_own_step, (two_masks, sum_and_mean, weights_and_sum, synchronized, masked_in_a_synchronized_layer)
+        in_own_step,
+        (
+            two_masks,
+            sum_and_mean,
+            weights_and_sum,
+            more_than_a_sum,
+            synchronized,
+            masked_in_a_synchronized_layer,
+        ),
     ),
-    *map(in_own_loss, (two_masks, sum_and_mean)),
+    *map(in_own_loss, (two_masks, sum_and_mean, more_than_a_sum)),
 ]
 
 
