@@ -47,7 +47,8 @@ def main() -> None:
         "data.batch_size": flags.batch_size,
     }
     report = flags.log_dir / "report.json"
-    is_master = ClusterConfig.from_environment().is_chief
+    cluster = ClusterConfig.from_environment()
+    is_master = cluster.is_chief and not cluster.is_evaluator
     if is_master:
         report.unlink(missing_ok=True)  # of an earlier run
     train(str(CONFIG), [f"{key}={value}" for key, value in changes.items()], run_dir=str(flags.log_dir))

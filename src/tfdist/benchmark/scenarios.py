@@ -144,7 +144,7 @@ def alone(bench: Bench, batch: int, *, parts: int = 1) -> Scenario:
     options = {key: getattr(section, key) for key in ("device", "precision", "memory_growth")}
     own = of_workers(bench, 1)
     # A worker of several computes on all GPUs of its share.
-    gpus = 1 if bench.is_one_process else max(1, own.gpus // parts)
+    gpus = 1 if bench.is_one_process or section.device == "cpu" else max(1, own.gpus // parts)
     name = "mirrored" if gpus > 1 else "one_device"
     strategy = {"name": name, **{key: value for key, value in options.items() if value is not None}}
     changes = (

@@ -1,5 +1,6 @@
 """Find the job that a command is about: from the flags of `tfdist submit`, or by its handle."""
 
+import os
 import re
 import shlex
 import sys
@@ -158,7 +159,9 @@ def _earlier_run(text: str, engine: Engine, run_dir: str | None) -> _EarlierRun:
 
 def _whole(runs: str) -> str:
     place = path_or_address(runs, "--run_dir")
-    return place if isinstance(place, str) else str(absolute_path(place, "--run_dir"))
+    if isinstance(place, str):
+        return place
+    return os.path.realpath(absolute_path(local_path(runs, "--run_dir"), "--run_dir"))
 
 
 def earlier_handle(text: str) -> Handle | None:

@@ -19,7 +19,7 @@ def main(command: Sequence[str]) -> None:
     """Print the state, the scheduler's own words for it, the folder of the run, and the progress."""
     engine, submission = submission_of(command)
     state, words = engine.state(submission)
-    if submission.ended and not state.is_final:  # a user has started it again
+    if submission.ended and state is not State.UNKNOWN:  # somebody may have started it again
         record_end(submission, state)
     progress = last_progress(submission)
     if progress is None and state is State.RUNNING:

@@ -31,7 +31,10 @@ from tfdist.launcher import launch
 say = json.loads(sys.argv[1])
 
 def run():
-    launch(ClusterConfig.local(**say["cluster"]), say["command"], run_dir=Path(say["run_dir"]), **say["options"])
+    try:
+        launch(ClusterConfig.local(**say["cluster"]), say["command"], run_dir=Path(say["run_dir"]), **say["options"])
+    except KeyboardInterrupt:
+        sys.exit(99)  # the launcher has not handled it
     print("done", flush=True)
 
 sys.exit(exit_status(run))

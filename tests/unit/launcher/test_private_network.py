@@ -49,7 +49,6 @@ time.sleep(600)
 # Joins the network of the first task whose process a run has recorded, and asks a port there.
 JOIN = """
 import json, socket, sys
-from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.supervisor.private_network import join_private_network
 events = [json.loads(line) for line in open(sys.argv[1] + "/events.jsonl")]
 join_private_network(next(event["pid"] for event in events if event["event"] == "task_started"))

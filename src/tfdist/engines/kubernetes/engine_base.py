@@ -98,6 +98,11 @@ class KubectlEngine(abc.ABC):
             return deciding[0]
         order = (State.FAILED, State.RUNNING, State.PENDING, State.SUCCEEDED)
         state, words = min(states, key=lambda state: order.index(state[0]))
+        if state is State.FAILED and all(one is not State.FAILED for one, _ in deciding):
+            # The chief may still succeed.
+            failed = words
+            state, words = min(deciding, key=lambda state: order.index(state[0]))
+            words = f"{words}; {failed}"
         if state is State.PENDING:
             words = ": ".join(filter(None, [words, _why_pending(submission)]))
         return state, words

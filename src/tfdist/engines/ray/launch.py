@@ -67,8 +67,8 @@ def launch(
             object store, such as gs://bucket/runs/x; by default a new folder in runs/.
         changes: Values that replace those of the config, such as train.epochs=3.
         env: Variables for all tasks.
-        start_timeout: The seconds to wait for resources; by default `engine.ray.start_timeout` of the config
-            or its `strategy.start_timeout`, or 600.
+        start_timeout: The seconds to wait for resources, also after a node was lost; by default
+            `engine.ray.start_timeout` of the config or its `strategy.start_timeout`, or 600.
         grace: The seconds that a task has to end after SIGTERM; by default `launch.grace` of the config,
             or 30.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist._utils.check_and_expand_paths import exists
+from tfdist._utils.write_files import storage_errors
 from tfdist.engines.client_command import run_client
 from tfdist.engines.follow_logs import until_end
 from tfdist.engines.job_description import Job
@@ -82,10 +83,8 @@ class Slurm:
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
-        try:
-            handle = submission.handle
-            answer = _slurm("scontrol", *self._of_cluster(handle), "show", "job", handle.number)
-        except _NoSuchJobError:
+        answer = self._shown(submission.handle)
+        if answer is None:
             return _state_of_files(submission)
         words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
         if not words:
@@ -105,12 +104,24 @@ class Slurm:
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
-        if self.state(submission)[0].is_final:  # scancel says nothing, and the run may be another job's now
+        is_known = self._shown(submission.handle) is not None
+        state, _ = self.state(submission)
+        # scancel says nothing then, and the run may be another job's now. A state that is not understood may
+        # be that of a job that runs.
+        if state.is_final and not (is_known and state is State.UNKNOWN):
             raise ConfigError(str(submission.handle), "has ended already")
         _slurm("scancel", *self._of_cluster(submission.handle), submission.handle.number)
         with contextlib.suppress(OSError):  # which only leaves the state unknown, some minutes after its end
             submission.run_dir.mkdir(parents=True, exist_ok=True)
-            _cancelled(submission).touch()
+            when = "before it began" if state is State.PENDING else "while it ran"
+            _cancelled(submission).write_text(f"{when}\n", "utf-8")
+
+    def _shown(self, handle: Handle) -> str | None:
+        """Return what Slurm's controller says of a job; None if it knows no such job any more."""
+        try:
+            return _slurm("scontrol", *self._of_cluster(handle), "show", "job", handle.number)
+        except _NoSuchJobError:
+            return None
 
     def _of_cluster(self, handle: Handle) -> tuple[str, ...]:
         """Return the option for the cluster of a handle, where it is not the one of this host.
@@ -132,8 +143,9 @@ def _state_of_files(submission: Submission) -> tuple[State, str]:
     if ended and ended[0] is State.SUCCEEDED:
         return ended
     if exists(_cancelled(submission)):
-        has_begun = exists(submission.run_dir / "logs")  # Slurm kills the script of a job that runs
-        return State.CANCELLED, ended[1] if ended else "while it ran" if has_begun else "before it began"
+        with storage_errors(_cancelled(submission)):
+            when = _cancelled(submission).read_text("utf-8", "replace").strip()
+        return State.CANCELLED, ended[1] if ended else when or "before it began"
     return ended or (State.UNKNOWN, "Slurm's controller has forgotten it")
 
 

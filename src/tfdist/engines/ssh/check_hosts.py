@@ -64,7 +64,7 @@ def _ask(plan: Plan, host: str) -> FoundHost | ConfigError:
 def _problem(plan: Plan, host: str, status: int, messages: Sequence[str]) -> ConfigError:
     last = next((line.strip() for line in reversed(messages) if line.strip()), f"exited with {status}")
     if status == NO_CONNECTION:
-        remedy = f"`ssh {host} true` must work without a password"
+        remedy = f"`ssh -o ControlPath=none {host} true` must work without a password"
         return ConfigError(host, f"cannot be reached: {last.removeprefix('ssh: ')}", remedy=remedy)
     if status == NO_FOLDER:
         remedy = "Copy the code there, or set engine.ssh.folder"

@@ -106,7 +106,10 @@ class RaySection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 3
     start_timeout: Annotated[
         AboveZero | None,
-        doc("Seconds to wait for the resources of all tasks; by default strategy.start_timeout, or 600."),
+        doc(
+            "Seconds to wait for the resources of all tasks, at the start and after a node was lost; by"
+            " default strategy.start_timeout, or 600."
+        ),
     ] = None
     runtime_env: Annotated[
         dict[str, Any], doc("Ray's runtime environment, such as working_dir: . or pip: [tfdist].")

@@ -7,7 +7,7 @@ from types import TracebackType
 import tensorflow as tf
 
 from tfdist.coordination.stop_signals import ignore_stop_signals
-from tfdist.errors import ConfigError, TfdistError, own_error, print_error
+from tfdist.errors import LOST, ConfigError, TfdistError, own_error, print_error
 from tfdist.strategies.current_cluster_and_strategy import current_strategy
 from tfdist.training.error_messages.lost_task_errors import is_about_a_task, naming_lost_tasks
 from tfdist.transport.listen_and_call import ExchangeError
@@ -62,7 +62,8 @@ def print_own_errors_in_a_line() -> None:
         line = next(iter(traceback.extract_tb(trace, limit=1)), None)
         where = "" if line is None else f" ({line.filename}, line {line.lineno})"
         print_error(f"{own}{where}")
-        ignore_stop_signals()
+        if own.exit_code == LOST:
+            ignore_stop_signals()
         raise SystemExit(own.exit_code)  # Python ends the process with this status
 
     sys.excepthook = print_own

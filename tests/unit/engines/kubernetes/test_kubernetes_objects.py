@@ -500,6 +500,28 @@ def test_a_job_that_waits_says_why(kubectl, statuses, events, words):
     assert find_engine("kubernetes").state(submission) == (State.PENDING, words)
 
 
+FAILED = {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}
+
+
+@pytest.mark.parametrize(
+    ("of_chief", "state"),
+    [
+        ({"ready": 1}, (State.RUNNING, "x-chief: 1 ready; x-worker: Failed: BackoffLimitExceeded")),
+        ({"conditions": [{"type": "Complete", "status": "True"}]}, (State.SUCCEEDED, "x-chief: Complete")),
+        (FAILED, (State.FAILED, "x-chief: Failed: BackoffLimitExceeded")),
+    ],
+    ids=["running", "succeeded", "failed"],
+)
+def test_the_chief_may_succeed_without_a_lost_worker(kubectl, of_chief, state):
+    states = {"x-chief": of_chief, "x-worker": FAILED}
+    found = [{"metadata": {"name": name}, "status": status} for name, status in states.items()]
+    kubectl(json.dumps({"items": found}))
+    submission = Submission(
+        Handle("kubernetes", "ns", "x"), "x", Path("/runs/x"), ("chief:0", "worker:0"), "tfdist submit"
+    )
+    assert find_engine("kubernetes").state(submission) == state
+
+
 def test_a_reason_that_may_not_be_asked_for_is_left_out(kubectl):
     found = {"items": [{"metadata": {"name": "x-chief"}, "status": {}}]}
     kubectl(json.dumps(found), ConfigError("kubectl get", "forbidden"))

@@ -217,6 +217,10 @@ def test_output_that_is_followed_is_sent_once_and_a_lost_connection_repeats_no_l
     )
 
 
+class Answered(Exception):
+    """An actor has answered after all."""
+
+
 def test_a_node_that_does_not_come_back_ends_the_job(monkeypatch, tmp_path):
     ray = MagicMock()
     ray.wait = lambda refs, **_: ([], refs)
@@ -232,8 +236,22 @@ def test_a_node_that_does_not_come_back_ends_the_job(monkeypatch, tmp_path):
     supervisor = importlib.import_module("tfdist.engines.ray.supervisor")
     plan = LaunchPlan(command=("true",), counts={"ps": 1, "worker": 1}, run_dir=tmp_path, start_timeout=0.0)
     message = r"^ps:0, worker:0: no actor has started in 0 s; the cluster has 2 CPU on 1 nodes\. Start more"
+    ray.placement_group_table.return_value = {"state": "RESCHEDULING"}
     with pytest.raises(TaskLost, match=message):
         supervisor.RayCluster(plan)._start_all()
+    # Where all places are there, an environment that is being installed is waited for.
+    ray.placement_group_table.return_value = {"state": "CREATED"}
+    cluster = supervisor.RayCluster(plan)
+    answers = iter([[], [], Answered])
+
+    def wait(refs, **_):
+        if next(answers) is Answered:
+            raise Answered
+        return [], refs
+
+    ray.wait = wait
+    with pytest.raises(Answered):
+        cluster._start_all()
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):

@@ -80,11 +80,16 @@ def forgotten(monkeypatch, tmp_path):
     return Submission(Handle("slurm", "", "7"), "x", tmp_path / "x-7", ("worker:0",), "tfdist submit slurm")
 
 
-def cancel_while_running(submission):
+def cancel_while(state, submission):
     """Cancel a job that Slurm's controller forgets afterwards."""
+    text = "" if state == "strange" else f"   JobState={state} Reason=None\n"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm_module, "_slurm", lambda *_, **__: "   JobState=RUNNING Reason=None\n")
+        patch.setattr(slurm_module, "_slurm", lambda *_, **__: text)
         Slurm().cancel(submission)
+
+
+def cancel_while_running(submission):
+    cancel_while("RUNNING", submission)
 
 
 def end(folder, status):
@@ -115,11 +120,14 @@ def test_a_cancelled_job_stays_cancelled(forgotten, status):
     assert Slurm().state(forgotten)[0] is wanted
 
 
-def test_a_cancelled_job_without_an_end_has_begun_or_not(forgotten):
-    cancel_while_running(forgotten)
-    assert Slurm().state(forgotten) == (State.CANCELLED, "before it began")
-    (forgotten.run_dir / "logs").mkdir()
-    assert Slurm().state(forgotten) == (State.CANCELLED, "while it ran")
+@pytest.mark.parametrize(
+    ("state", "when"),
+    [("RUNNING", "while it ran"), ("PENDING", "before it began"), ("strange", "while it ran")],
+)
+def test_a_cancelled_job_without_an_end_has_begun_or_not(forgotten, state, when):
+    (forgotten.run_dir / "logs").mkdir(parents=True)  # of the job whose run it continues
+    cancel_while(state, forgotten)
+    assert Slurm().state(forgotten) == (State.CANCELLED, when)
 
 
 @pytest.mark.parametrize("answer", [None, "FAILED", "COMPLETED", "CANCELLED"])

@@ -43,14 +43,15 @@ def test_an_executor_that_misses_a_lost_task_prints_nothing(error, is_shown):
     assert ("Exception ignored" in done.stderr) == is_shown
 
 
-def test_a_signal_after_the_error_leaves_its_status():
+@pytest.mark.parametrize(("error", "status"), [("Preempted", 138), ("ConfigError", -15)])
+def test_a_signal_after_the_error_leaves_the_status_of_saved_work(error, status):
     late = "import atexit, signal\natexit.register(signal.raise_signal, signal.SIGTERM)\n"
-    script = late + SCRIPT.replace("ConfigError", "Preempted").replace("ERROR", "SystemExit")
-    script = script.replace("RAISED", 'Preempted("SIGTERM", "a checkpoint is saved")')
+    script = late + SCRIPT.replace("ConfigError", error).replace("ERROR", "SystemExit")
+    script = script.replace("RAISED", f'{error}("SIGTERM", "a checkpoint is saved")')
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 138, done.stderr
+    assert done.returncode == status, done.stderr
 
 
 def test_a_second_strategy_is_named_in_a_line():
