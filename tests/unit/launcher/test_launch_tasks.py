@@ -91,7 +91,9 @@ def test_the_tasks_are_told_how_long_they_may_take_to_end(tmp_path):
         "import os; print(os.environ['TFDIST_GRACE'])",
     ]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-m", "tfdist", "launch", *command], check=True, timeout=60, env=environ)
+    subprocess.run(
+        [sys.executable, "-m", "tfdist", "launch", *command], check=True, timeout=SECONDS, env=environ
+    )
     assert (tmp_path / "logs/worker-1.log").read_text() == "7\n"
 
 
