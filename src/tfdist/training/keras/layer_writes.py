@@ -14,7 +14,7 @@ from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES
 from tfdist.errors import ConfigError
 from tfdist.training.keras.model_checks import is_alone
 from tfdist.training.keras.rng import Randomness
-from tfdist.training.keras.stateless_scopes import RecordingScope
+from tfdist.training.keras.stateless_scopes import IN_BRANCH, RecordingScope
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.ops_across_examples import is_total_of_rows
 
@@ -100,6 +100,7 @@ class LayerWrites:
 
 
 _ASSIGNS = "assigns to a tf.Variable while it is called, which replicas cannot share"
+_IN_BRANCH = re.compile(rf"writes \S+ {IN_BRANCH}")
 _LAYER = re.compile(r"calling (\w+)\.call\(\)")  # in what Keras makes of an error
 
 
@@ -111,7 +112,7 @@ def assignments_refused(model: Any) -> Iterator[None]:
     mean of the replicas' values, however many examples each has.
 
     Raises:
-        ConfigError: A layer assigns to a tf.Variable.
+        ConfigError: A layer assigns to a tf.Variable, or writes where replicas cannot share the value.
     """
 
     def refused(original: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,9 +125,12 @@ def assignments_refused(model: Any) -> Iterator[None]:
         with methods_replaced(methods):
             yield
     except RuntimeError as error:
-        if _ASSIGNS not in str(error):
+        layer, write = _LAYER.search(str(error)), _IN_BRANCH.search(str(error))
+        if write is None and _ASSIGNS not in str(error):
             raise
-        layer = _LAYER.search(str(error))
         where = f"model {model.name}" if layer is None else f"layer {layer[1]}"
+        if write is not None:
+            remedy = "Write it outside, leave jit_compile out, or train on one_device"
+            raise ConfigError(where, write[0], remedy=remedy) from error
         remedy = "Make the variable by self.add_weight(..., trainable=False)"
         raise ConfigError(where, _ASSIGNS, remedy=remedy) from error

@@ -32,6 +32,7 @@ from tfdist.training.keras.model_checks import check_optimizer
 from tfdist.training.keras.optimizers.optimizer import counter_of_all_steps, move_into_scope
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import (
+    current_graph,
     functions_run_in_place,
     non_trainable_scope,
     variables_made_in,
@@ -43,7 +44,7 @@ from tfdist.training.keras.steps.custom_step_replaced_methods import (
     ReplacedMethods,
     optimizers_apply_by,
 )
-from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace, current_graph
+from tfdist.training.keras.steps.custom_step_trace_state import ReplicaTrace
 from tfdist.training.keras.steps.step_base import MetricStep, check_log, traced_in_place, value_of
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.call_synchronized_layers import (

@@ -8,13 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.training.keras.rng import GraphSeed
-from tfdist.training.keras.stateless_scopes import NonTrainableScope
+from tfdist.training.keras.stateless_scopes import NonTrainableScope, current_graph
 from tfdist.training.replicas.hide_other_replicas import replicas_hidden
-
-
-def current_graph() -> tf.Graph | None:
-    """Return the graph that is being built, None if operations run at once."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class OptimizerUse(NamedTuple):

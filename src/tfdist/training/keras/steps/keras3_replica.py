@@ -1,5 +1,6 @@
 """Compute one replica's part of a step of a Keras 3 model, as a pure function of variables and data."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import call_model
+from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist.strategies.gradient_arithmetic import shaped, with_values
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.layer_writes import LayerWrites
@@ -21,7 +23,7 @@ from tfdist.training.keras.losses_and_metrics.compute_loss import Losses, ModelL
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import BatchMeans
-from tfdist.training.keras.model_checks import has_own, uses_xla
+from tfdist.training.keras.model_checks import has_own, is_alone, uses_xla
 from tfdist.training.keras.optimizers.optimizer import adds_rows_up
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import RecordingScope, recording_scope
@@ -236,11 +238,11 @@ class Keras3Replica:
     ) -> Part:
         fetched, seeds = traced.fetched, self._randomness.snapshot()
         metrics = self._metrics.before_batch(counted)
-        with (
-            tf.GradientTape(persistent=True) as tape,
-            self.scope(seeds, metrics, [] if fetched is None else fetched.watched(tape)) as scope,
-            self._randomness.unseeded_from_here(),
-        ):
+        with contextlib.ExitStack() as stack:
+            tape = stack.enter_context(tf.GradientTape(persistent=True))
+            came = [] if fetched is None else fetched.watched(tape)
+            scope = stack.enter_context(self.scope(seeds, metrics, came))
+            stack.enter_context(self._randomness.unseeded_from_here())
             losses, layout = self.forward(data, training=True)
             scaled = [weighed(part.loss, scale) for part in losses.parts]
             if self._is_synchronized:
@@ -253,7 +255,9 @@ class Keras3Replica:
             new.get(id(variable), variable.value if fetched is None else fetched.source(variable))
             for variable in self.trainable
         ]
-        gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
+        # A function that is computed again for its gradients draws and writes what it did before.
+        with self.scope(seeds, metrics, came), self._randomness.unseeded_from_here():
+            gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
         traced.unique, traced.shared_rows = self._kinds_of_rows(gradients)
         gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
@@ -332,12 +336,9 @@ class Keras3Replica:
         came: Sequence[tuple[Any, tf.Tensor]] = (),
     ) -> RecordingScope:
         """Return a scope with these values, which catches what the forward pass and the metrics write."""
-        # Regularizers get the weights from the scope only.
-        here = {id(variable) for variable, _ in came}
-        penalized = [
-            variable
-            for variable in self._model.trainable_variables
-            if variable.regularizer is not None and id(variable) not in here
-        ]
-        weights = [(variable, tf.convert_to_tensor(variable.value)) for variable in penalized]
-        return recording_scope(self._keras, [*metrics, *weights, *seeds, *came])
+        return recording_scope(
+            self._keras,
+            [*metrics, *seeds, *came],
+            is_alone=is_alone(self._strategy) and not is_asynchronous(self._strategy),
+            uses_xla=uses_xla(self._model, self._strategy),
+        )
