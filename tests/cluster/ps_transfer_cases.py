@@ -120,3 +120,44 @@ def in_branches(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any
                 optimizer = make()
             found[name].append(trained(strategy, optimizer=optimizer))
     return found
+
+
+class InOtherGraphs(keras.layers.Layer):
+    """Compute a layer again for its gradients, and draw and count in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.01))
+        self.dropout = keras.layers.Dropout(0.2, seed=5)
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.turns = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        def turn(_: Any, values: Any) -> Any:
+            self.turns.assign_add(1.0)
+            return self.dropout(values, training=training)
+
+        recomputed = tf.recompute_grad(lambda values: self.dense(values))(inputs)
+        return keras.ops.fori_loop(0, 3, turn, recomputed)
+
+
+def in_other_graphs(strategy: tf.distribute.Strategy, folder: Path) -> list[dict[str, Any]]:
+    """Train weights that a function with a gradient of its own reads, both ways."""
+    del folder
+    found, tcp = [], strategy.ps_transfer
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(24, 8)).astype("float32"), rng.normal(size=(24, 1)).astype("float32")
+    for strategy.ps_transfer in (tcp, None):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            layer = InOtherGraphs()
+            model = keras.Sequential([keras.Input((8,)), layer, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        begun = np.asarray(layer.dense.kernel).tolist()
+        fit(model, x, y, strategy=strategy, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        weights = [np.asarray(each).tolist() for each in model.get_weights()]
+        kernel, turns = np.asarray(layer.dense.kernel).tolist(), float(np.asarray(layer.turns))
+        found.append({"begun": begun, "kernel": kernel, "turns": turns, "weights": weights})
+    return found

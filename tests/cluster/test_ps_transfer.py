@@ -2,7 +2,9 @@
 
 import signal
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from clusters import LONGEST, Running, run_cluster
 from test_lost import begun, lose, says
 
@@ -53,6 +55,17 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
     for name, (tcp, grpc) in finished.chief["ps_transfer_cases.in_branches"].items():
         assert tcp["sent"] > grpc["sent"] == 0, name
         assert tcp["weights"] == grpc["weights"] != grpc["begun"], name
+
+
+@pytest.mark.skipif(tf.keras.__version__ < "3", reason="Keras 2 fetches nothing by itself")
+@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
+def test_weights_train_that_a_function_with_its_own_gradient_reads(tmp_path, strategy):
+    cases = ["ps_transfer_cases.in_other_graphs"]
+    tcp, grpc = run_cluster(tmp_path, strategy, cases, workers=1, ps=1).chief[cases[0]]
+
+    assert tcp == grpc  # to the bit
+    assert tcp["turns"] == 6 * 3
+    assert np.abs(np.subtract(tcp["kernel"], tcp["begun"])).max() > 0.05  # the penalty alone makes it smaller
 
 
 @pytest.mark.slow

@@ -426,6 +426,25 @@ def is_recording() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
+@contextlib.contextmanager
+def variables_without_tensors() -> Iterator[list[Any]]:
+    """Collect the variables that functions with gradients of their own read within the block.
+
+    Such a function, as `tf.recompute_grad` makes, returns gradients of its arguments and of variables, but
+    not of other tensors that it reads.
+    """
+    watched_by: Any = pywrap_tfe.TFE_Py_VariableWatcherWatchedVariables
+    collected: list[Any] = []
+
+    def noted(watcher: Any) -> Any:
+        variables = watched_by(watcher)
+        collected.extend(variables)
+        return variables
+
+    with attributes_set(pywrap_tfe, TFE_Py_VariableWatcherWatchedVariables=noted):
+        yield collected
+
+
 def is_branch_or_loop(graph: tf.Graph) -> bool:
     """Return whether a graph is that of a branch or a loop in another graph."""
     return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._utils.tf_private import variables_without_tensors
 from tfdist.strategies.ps_transfer import PsTransfer, StepTransfer
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of, put_together
 from tfdist.training.replicas.reduction import summed_apart
@@ -14,7 +15,8 @@ class PsVariables:
     """The variables of a model to transfer, and the start of the transfer for one step.
 
     Variables that a model reads by rows are not transferred: TensorFlow sends only the rows that a step
-    needs. Sparse gradients show which variables these are.
+    needs. Sparse gradients show which variables these are. Nor are those that a function with a gradient of
+    its own reads, which would return none for a fetched value.
     """
 
     def __init__(self, ps_transfer: PsTransfer, variables: Sequence[Any]) -> None:
@@ -27,13 +29,16 @@ class PsVariables:
         if self._transfer is not None:
             return
         traced: list[Any] = []
-        tf.function(
-            lambda: traced.extend(map(_of_first, gradients())), autograph=False
-        ).get_concrete_function()
+        with variables_without_tensors() as read_in_place:
+            tf.function(
+                lambda: traced.extend(map(_of_first, gradients())), autograph=False
+            ).get_concrete_function()
+        handles = {id(variable.handle) for variable in read_in_place}
         # (Not tf.is_tensor, which is true for a sparse gradient too.)
         parts = parts_of(self._variables)
         is_dense = {
-            id(part): isinstance(gradient, tf.Tensor) for part, gradient in zip(parts, traced, strict=True)
+            id(part): isinstance(gradient, tf.Tensor) and id(part.value.handle) not in handles
+            for part, gradient in zip(parts, traced, strict=True)
         }
         self._transfer = [
             variable
