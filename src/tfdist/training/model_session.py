@@ -122,10 +122,13 @@ class Session:
 
     def _build(self, *, is_saved: bool) -> None:
         """Build the model, and with Keras 3 its metrics and its optimizer, which Keras 2 builds in a step."""
-        model, batch = self._model, replica_spec(self._spec)
-        has_own_steps = all(has_own(model, step) for step in self._steps)
+        model, is_own = self._model, {name: has_own(self._model, name) for name in self._steps}
+        has_own_steps = all(is_own.values())
         if has_own_steps and not (is_saved or model.built):
             return  # they may call the model with something else than x, as a decoder's does
+        # A step of Keras calls it with x.
+        is_own_first = is_own[self._steps[0]]
+        batch = replica_spec(self._tested[1] if is_own_first and not has_own_steps else self._spec)
         if is_keras_2(model):
             with self.strategy.scope():
                 build_for(model, unpacked(batch)[0])
@@ -139,8 +142,8 @@ class Session:
                 build_model(model, batch)
                 build_metrics_of_own(keras_of(model), model, unpacked(batch))
             except Exception:
-                # Steps of its own call it in their own way, and build what else they need.
-                if not ((has_own_steps and model.built) or self._is_built_eagerly(batch)):
+                # A step of its own calls it in its own way, and builds what else it needs.
+                if not ((is_own_first and model.built) or self._is_built_eagerly(batch)):
                     raise
 
     def _is_built_eagerly(self, batch: Any) -> bool:
@@ -291,7 +294,8 @@ class Session:
     def _check_metrics(self, step: Keras2Step | Keras3Step) -> None:
         """Check the metrics of a step; forget the graphs that merge them in another way."""
         specs = {"train_step": replica_spec(self._spec), "test_step": replica_spec(self._tested[1])}
-        if step.check_metrics([(name == "train_step", specs[name]) for name in self._steps]):
+        names = [name for name in self._steps if not has_own(self._model, name)]
+        if step.check_metrics([(name == "train_step", specs[name]) for name in names]):
             self._traces.keep_only(step, self._randomness)
 
     @property

@@ -196,6 +196,50 @@ def test_a_built_model_may_have_a_step_for_other_data_than_its_call(strategy):
         assert trained(fit) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 builds its metrics in a step")
+@pytest.mark.parametrize("own", ["train_step", "test_step"])
+def test_one_step_of_its_own_may_have_other_data_than_that_of_keras(strategy, own):
+    class Model(keras.Model):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.extra = keras.metrics.Mean(name="extra")
+
+    def train_step(self, data):
+        (x, y), others = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True)) + tf.reduce_mean(self(others) ** 2)
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.extra.update_state(loss)
+        return {"loss": loss}
+
+    def test_step(self, data):
+        (x, y), others = data
+        self.extra.update_state(tf.abs(self(x) - y), sample_weight=others[:, :1])
+        return {"extra": self.extra.result()}
+
+    setattr(Model, own, {"train_step": train_step, "test_step": test_step}[own])
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(8, 3)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
+    plain = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    other = tf.data.Dataset.from_tensor_slices(((x, y), np.abs(x))).batch(4)
+    data = (other, plain) if own == "train_step" else (plain, other)
+
+    def trained(fitted):
+        model = of_its_own(Model)
+        history = fitted(model, data[0], validation_data=data[1], epochs=2, verbose=0, shuffle=False).history
+        return history, model.get_weights()
+
+    expected, weights = trained(keras.Model.fit)
+    with strategy.scope():
+        found, own_weights = trained(fit)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-5), name
+    for mine, its in zip(own_weights, weights, strict=True):
+        assert mine == pytest.approx(its, rel=1e-5)
+
+
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has no optional inputs")
 @pytest.mark.parametrize("kind", ["arrays", "generator"])
 @pytest.mark.parametrize("has_other", [True, False])
