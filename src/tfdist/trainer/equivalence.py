@@ -26,6 +26,9 @@ _LEAST_ALLOWED: dict[Numbers, float] = {"float64": 1e-10, "float32": 10 * float(
 # The cluster may differ from one process by this factor times what another order of sums changes in one
 # process: each replica sums its own part, and TensorFlow may choose other kernels for the smaller batch.
 _REORDERINGS = 10.0
+# Where the order of the examples changes the loss by more than rounding, what is computed depends on it, and
+# the order says nothing about the cluster.
+_MOST_OF_LOSS: dict[Numbers, float] = {"float64": 1e-6, "float32": np.inf}
 # A difference is relative to the largest number of its variable, and at least to this part of the largest
 # number that is trained. A variable whose gradient is zero but for rounding, such as the bias of the keys of
 # attention, has no size of its own.
@@ -120,6 +123,7 @@ def compare(one: Path, other: Path, reordered: Path, numbers: Numbers) -> list[D
     apart = ours.differences(theirs)
     noise = np.maximum.accumulate(ours.differences(again), axis=1)  # up to each step
     allowed = np.fmax(_REORDERINGS * noise, _LEAST_ALLOWED[numbers])
+    allowed[0] = np.fmin(allowed[0], _MOST_OF_LOSS[numbers])
     excess = apart / allowed
     worst = np.argmax(np.where(np.isnan(excess), np.inf, excess), axis=0)
     return [

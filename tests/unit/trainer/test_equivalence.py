@@ -50,6 +50,13 @@ def test_what_is_not_a_number_never_passes(write, reordered):
     assert not found.is_allowed
 
 
+def test_an_order_that_changes_the_loss_excuses_no_cluster(write):
+    one = write("one", [1.0], [[1.0]])
+    reordered, other = write("reordered", [1.1], [[1.0]]), write("other", [1.05], [[1.0]])
+    (found,) = compare(one, other, reordered, "float64")
+    assert (found.where, found.is_allowed) == ("loss", False)
+
+
 def test_in_float32_reordering_says_what_is_allowed(write):
     one = write("one", [1.0, 1.0], [[1.0], [1.0]])
     reordered = write("reordered", [1.0, 1.0 + 1e-5], [[1.0], [1.0]])

@@ -100,7 +100,7 @@ class LayerWrites:
 
 
 _ASSIGNS = "assigns to a tf.Variable while it is called, which replicas cannot share"
-_IN_BRANCH = re.compile(rf"writes \S+ {IN_BRANCH}")
+_IN_BRANCH = re.compile(rf"writes .+ {IN_BRANCH}")
 _LAYER = re.compile(r"calling (\w+)\.call\(\)")  # in what Keras makes of an error
 
 
@@ -130,7 +130,8 @@ def assignments_refused(model: Any) -> Iterator[None]:
             raise
         where = f"model {model.name}" if layer is None else f"layer {layer[1]}"
         if write is not None:
-            remedy = "Write it outside, leave jit_compile out, or train on one_device"
+            has_xla = getattr(model, "jit_compile", False)
+            remedy = f"Write it outside{', leave jit_compile out' if has_xla else ''}, or train on one_device"
             raise ConfigError(where, write[0], remedy=remedy) from error
         remedy = "Make the variable by self.add_weight(..., trainable=False)"
         raise ConfigError(where, _ASSIGNS, remedy=remedy) from error

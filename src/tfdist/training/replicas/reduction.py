@@ -196,10 +196,12 @@ def shared_mean(
     else:
         gradients, reduced = _reduced_by_tensorflow(gradients, numbers, weight)
     replicas = tf.maximum(reduced.replicas, 1.0)
+    # A generator that only some replicas have drawn from, as in a branch, moves all the same.
     values = [
-        tf.cast(value / (reduced.size if old.dtype.is_floating else replicas), old.dtype)
+        value / reduced.size if old.dtype.is_floating else tf.math.ceil(value / replicas)
         for value, old in zip(reduced.state, state, strict=True)
     ]
+    values = [tf.cast(value, old.dtype) for value, old in zip(values, state, strict=True)]
     weights = [
         one if loss.weight is None else loss.total(added_up)
         for loss, added_up in zip(losses, reduced.weights, strict=True)

@@ -33,9 +33,10 @@ def fit_of_keras(model, *args, **options):
     return model.fit(*args, **options)
 
 
-def trained(model, by, *data):
+def trained(model, by, x, y, weights=None):
     """Train a model; return its losses and its weights."""
-    losses = by(model, *data, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+    options = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, "sample_weight": weights}
+    losses = by(model, x, y, **options).history["loss"]
     return losses, model.get_weights()
 
 
@@ -70,7 +71,7 @@ class Block(keras.layers.Layer):
         return shape
 
 
-def with_block(kind, is_recomputed):
+def with_block(kind, is_recomputed, outputs=1):
     keras.utils.set_random_seed(1)
     other = {
         "penalty": [],
@@ -80,9 +81,21 @@ def with_block(kind, is_recomputed):
     penalty = keras.regularizers.L2(0.01) if kind == "penalty" else None
     block = Block([keras.layers.Dense(4, kernel_regularizer=penalty), *other], is_recomputed)
     inputs = keras.Input((4,))
-    model = keras.Model(inputs, keras.layers.Dense(2)(block(inputs)))
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    hidden = block(inputs)
+    model = keras.Model(inputs, [keras.layers.Dense(2)(hidden) for _ in range(outputs)])
+    model.compile(keras.optimizers.SGD(0.1), ["mse"] * outputs)
     return model
+
+
+def test_each_part_of_a_loss_belongs_to_the_same_masks(strategy):
+    # Their divisors differ, so several replicas compute gradients of each.
+    weights = (RNG.uniform(size=12), RNG.uniform(size=12) > 0.5)
+    with strategy.scope():
+        expected, found = (
+            trained(with_block("dropout", is_recomputed, 2), fit, X, (Y, Y), weights)
+            for is_recomputed in (False, True)
+        )
+    assert_are_same(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["penalty", "dropout", "normalization"])

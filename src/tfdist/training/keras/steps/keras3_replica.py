@@ -255,9 +255,11 @@ class Keras3Replica:
             new.get(id(variable), variable.value if fetched is None else fetched.source(variable))
             for variable in self.trainable
         ]
-        # A function that is computed again for its gradients draws and writes what it did before.
-        with self.scope(seeds, metrics, came), self._randomness.unseeded_from_here():
-            gradients = [self._gradients_of(tape, loss, sources) for loss in scaled]
+        gradients = []
+        for loss in scaled:
+            # A function that is computed again for its gradients draws and writes what it did before.
+            with self.scope(seeds, metrics, came), self._randomness.unseeded_from_here():
+                gradients.append(self._gradients_of(tape, loss, sources))
         traced.unique, traced.shared_rows = self._kinds_of_rows(gradients)
         gradients = addends(gradients)
         state = self._layer_writes.to_share(found, seeds)
