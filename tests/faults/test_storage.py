@@ -41,7 +41,9 @@ def test_a_disk_that_is_full_is_said_and_gone_on_from(name, replicas, disk, tmp_
         assert training.end() == 2, training.tail()
         assert f"tfdist: {disk}" in training.said()
         assert "No space left on device" in training.said()
-        assert "Traceback" not in training.tail()
+        # TensorFlow may write all it knows of the other worker, which meets the end of this one.
+        lines = [line for line in training.said().splitlines() if not line.startswith("[worker:1]")]
+        assert not [line for line in lines if "Traceback" in line]
         safe = training.newest()
         ballast.unlink()
         training.start()
