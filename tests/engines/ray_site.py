@@ -42,7 +42,8 @@ _VARIABLES = {
 def why_no_ray() -> str | None:
     """Return why Ray cannot run here; None where it can."""
     for name in ("ray", "aiohttp", "cloudpickle"):  # aiohttp: the job server of ray[default]
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of tests is called ray, too
             return f"{name} is not installed (pip install 'tfdist[ray]')"
     return several.why_no_machines()
 
