@@ -83,20 +83,7 @@ class Slurm:
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job; Slurm's controller forgets it some minutes after its end."""
-        answer = self._shown(submission.handle)
-        if answer is None:
-            return _state_of_files(submission)
-        words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
-        if not words:
-            return State.UNKNOWN, f"scontrol show job: {shown(answer)}"
-        states = [_STATES.get(word, State.FAILED) for word, _ in words]
-        # An array has several: what is not yet over comes first.
-        order = (State.RUNNING, State.PENDING, State.FAILED, State.CANCELLED, State.SUCCEEDED)
-        state = min(states, key=order.index)
-        if state is State.SUCCEEDED and (of_array := state_of_array(submission)):
-            return of_array  # the controller may have forgotten a job that has failed
-        word, reason = words[states.index(state)]
-        return state, word if reason == "None" else f"{word}: {reason}"
+        return _state_of(submission, self._shown(submission.handle))
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield the lines of the files in the run's folder."""
@@ -104,11 +91,11 @@ class Slurm:
 
     def cancel(self, submission: Submission) -> None:
         """End a job; its tasks get SIGTERM, and Slurm's KillWait to save their work."""
-        is_known = self._shown(submission.handle) is not None
-        state, _ = self.state(submission)
+        answer = self._shown(submission.handle)
+        state, _ = _state_of(submission, answer)
         # scancel says nothing then, and the run may be another job's now. A state that is not understood may
         # be that of a job that runs.
-        if state.is_final and not (is_known and state is State.UNKNOWN):
+        if state.is_final and not (answer is not None and state is State.UNKNOWN):
             raise ConfigError(str(submission.handle), "has ended already")
         _slurm("scancel", *self._of_cluster(submission.handle), submission.handle.number)
         with contextlib.suppress(OSError):  # which only leaves the state unknown, some minutes after its end
@@ -135,6 +122,23 @@ class Slurm:
         answer = _slurm("scontrol", "show", "config")
         match = re.search(r"^ClusterName\s*=\s*(\S+)", answer, re.MULTILINE)
         return match[1] if match else ""
+
+
+def _state_of(submission: Submission, answer: str | None) -> tuple[State, str]:
+    """Return the state of a job by what the controller says of it; None if it has forgotten the job."""
+    if answer is None:
+        return _state_of_files(submission)
+    words = re.findall(r"^ *JobState=(\S+) Reason=(\S+)", answer, re.MULTILINE)
+    if not words:
+        return State.UNKNOWN, f"scontrol show job: {shown(answer)}"
+    states = [_STATES.get(word, State.FAILED) for word, _ in words]
+    # An array has several: what is not yet over comes first.
+    order = (State.RUNNING, State.PENDING, State.FAILED, State.CANCELLED, State.SUCCEEDED)
+    state = min(states, key=order.index)
+    if state is State.SUCCEEDED and (of_array := state_of_array(submission)):
+        return of_array  # the controller may have forgotten a job that has failed
+    word, reason = words[states.index(state)]
+    return state, word if reason == "None" else f"{word}: {reason}"
 
 
 def _state_of_files(submission: Submission) -> tuple[State, str]:
