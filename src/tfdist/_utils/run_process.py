@@ -1,5 +1,7 @@
 """Run a process to its end, and say in one line why it failed."""
 
+import contextlib
+import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -46,3 +48,13 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether there is a process of this number."""
+    try:
+        with contextlib.suppress(PermissionError):  # a process of another user
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

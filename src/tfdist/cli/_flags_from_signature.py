@@ -173,11 +173,8 @@ def _help(own: Collection[str]) -> str:
     indent = max(map(len, own)) + 6
     lines = [about, "", "Flags:"]
     for flag in (flags.FLAGS[name] for name in sorted(own)):
-        default = (
-            ""
-            if flag.default in (None, [], False)
-            else f" Default: {'the current folder' if flag.default == '.' else flag.default}."
-        )
+        value = "the current folder" if flag.default == "." else flag.default
+        default = "" if value in (None, [], False) else f" Default: {value}."
         text = f"{f'  --{flag.name}':<{indent}}{flag.help.removesuffix(_OF_ABSL)}{default}"
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(lines)

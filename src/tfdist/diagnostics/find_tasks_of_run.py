@@ -1,11 +1,10 @@
 """Find the tasks of a run that is under way, and how to reach them, from what is in the run's folder."""
 
-import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist._utils.run_process import is_alive
 from tfdist.coordination.grpc_health_probe import answers
 from tfdist.diagnostics.report.run_facts import RunFacts, read_run
 from tfdist.errors import ConfigError
@@ -41,7 +40,7 @@ def find_running_tasks(folder: Path) -> RunningTasks:
         raise _over(folder, "has failed" if facts.problem else "is done")
     launched, started = facts.launched, facts.started
     pids = _pids(facts)
-    if launched is not None and not any(map(_is_alive, pids.values())):
+    if launched is not None and not any(map(is_alive, pids.values())):
         ended = "was killed, as no process of its tasks is left" if pids else "has not started its tasks yet"
         raise _over(folder, ended)
     known = (started.addresses if started is not None else {}) or (launched.tasks if launched else {})
@@ -72,15 +71,6 @@ def _pids(facts: RunFacts) -> dict[str, int]:
             case TaskExited(task=task):
                 pids.pop(task, None)
     return pids
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with contextlib.suppress(PermissionError):  # a process of another user
-            os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def check_answers(tasks: RunningTasks) -> list[str]:

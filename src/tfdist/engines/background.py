@@ -19,6 +19,7 @@ from typing import TextIO
 from urllib.parse import quote
 
 from tfdist._utils.check_and_expand_paths import exists
+from tfdist._utils.run_process import is_alive
 from tfdist._utils.write_files import storage_errors
 from tfdist.engines.follow_logs import until_end
 from tfdist.engines.job_description import Job
@@ -129,7 +130,7 @@ class BackgroundEngine:
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state of a job, with the last message of a failed one."""
         pid, running = _pid(submission), (State.RUNNING, f"on {submission.handle.place}")
-        if pid is not None and _is_alive(pid):  # whatever another job has written to the folder of the run
+        if pid is not None and is_alive(pid):  # whatever another job has written to the folder of the run
             return running
         ended = state_of_exit_status(submission)  # later: it may have ended meanwhile
         if pid is not None and ended is None:  # its shell was killed
@@ -222,15 +223,6 @@ def _pid(submission: Submission) -> int | None:
         return None
     except BlockingIOError:
         return int(_lock_path(submission.handle).read_text("utf-8") or 0)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with contextlib.suppress(PermissionError):  # a process of another user
-            os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _last_message(submission: Submission) -> str:
