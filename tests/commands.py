@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
@@ -180,12 +180,21 @@ def _become(
     status = 0
     try:
         function(*arguments)
-    except Exception:  # noqa: BLE001  # as Python does at the end of a script
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001  # as Python does at the end of a script
+        error = error.with_traceback(_of_script(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     finally:
         atexit._run_exitfuncs()  # which a forked process does not
     sys.exit(status)
+
+
+def _of_script(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Leave out the frames of this file and of runpy, which are not there where Python runs a script."""
+    own = (__file__, runpy.run_path.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+        trace = trace.tb_next
+    return trace
 
 
 def _run_tfdist(words: list[str]) -> None:

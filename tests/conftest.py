@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from commands import load_tensorflow_once
+from commands import load_tensorflow_once, script_forked
 from tfdist.launcher.environment import enable_onednn
 
 _SCHEDULERS = (
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items):
     """Begin with what takes longest, so that no process is alone with it in the end."""
     items.sort(key=lambda item: "faults" not in item.keywords)
     for item in items:
-        if item.name == "test_all_of_this_holds_on_several_devices":  # which runs a whole file
+        if item.name.startswith("test_all_of_this_holds_on_several_devices"):  # which runs a whole file
             item.add_marker(pytest.mark.timeout(1800))
 
 
@@ -163,6 +163,18 @@ def once(of_all):
 def forking():
     """Start the process that tasks and commands are forked from."""
     load_tensorflow_once()
+
+
+@pytest.fixture
+def run_program(tmp_path, forking):
+    """Return a function that runs the text of a program as a script, in a process that has loaded TensorFlow."""
+
+    def run(text):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        return script_forked(script)
+
+    return run
 
 
 def _variables() -> dict[str, str]:

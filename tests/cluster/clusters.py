@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import task as one_task
 
+from again import AGAIN
 from commands import SHOW_STACKS, Forked
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.transport.authentication import SECRET
@@ -156,7 +157,6 @@ SETUPS: dict[str, dict[str, Any]] = {
     "parameter_server": {"workers": 2, "ps": 1},
     "parameter_server_sync": {"workers": 2, "ps": 2, "options": {"min_shard_bytes": 2000}},
 }
-AGAIN = [pytest.mark.slow, pytest.mark.again]
 IN_STEP = ["one_device", "mirrored", "multi_worker_mirrored", "parameter_server_sync"]
 
 

@@ -9,8 +9,8 @@ CASES = [CASE]
 # After fit, evaluate and predict have been called once; weights, and an end, make other data.
 TRACES = {"fit", "evaluate", "predict", "endless", "ending", "weighted", "frozen"}
 # Traces are kept in one place for all. Of one device, tests/unit/training/keras/test_kept_traces.py proves the same; the
-# other two run the same graphs as the others, on devices or beside a ps.
-ALIKE = ["one_device", "mirrored", "parameter_server_sync"]
+# other two run the same graphs as the others, over a network or beside a ps.
+ALIKE = ["one_device", "multi_worker_mirrored", "parameter_server_sync"]
 
 
 @pytest.fixture(scope="session")

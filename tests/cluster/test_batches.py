@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from clusters import SETUPS
+from clusters import SETUPS, on
 
 CASE = "batch_cases.one_at_a_time"
 COMPARED_WITH = "one_device"
@@ -13,7 +13,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("strategy", [name for name in SETUPS if name != "one_device"])
+# Devices of one process and workers in step beside a ps take their parts as mirrored workers do.
+OF_SEVERAL = [name for name in SETUPS if name != "one_device"]
+
+
+@pytest.mark.parametrize("strategy", on(OF_SEVERAL, again=["mirrored", "parameter_server_sync"]))
 def test_one_batch_at_a_time_as_in_one_process(strategy, finished):
     ours, kerass = finished(strategy).chief[CASE], finished("one_device").chief[CASE]
 

@@ -105,6 +105,7 @@ def ended(folder, case, options, *, has_ended):
             "ended_first",
             [0, 2],
             "worker:0 has ended its script after its 1st call, fit; worker:1 is in its 2nd call, predict",
+            marks=pytest.mark.again,
             id="the chief has ended",
         ),
         pytest.param(

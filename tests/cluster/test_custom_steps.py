@@ -23,8 +23,9 @@ def expected(cluster_once):
 
 
 @pytest.mark.parametrize("model", MODELS)
-# One device runs the model's method as it is, as tests/unit/training/test_fit.py proves.
-@pytest.mark.parametrize("strategy", on(IN_STEP, again=["one_device", "multi_worker_mirrored"]))
+# One device runs the model's method as it is, as tests/unit/training/test_fit.py proves; tests/unit/training/keras/steps
+# proves several devices.
+@pytest.mark.parametrize("strategy", on(IN_STEP, again=IN_STEP[:3]))
 def test_gives_the_numbers_of_one_process(strategy, model, finished, expected):
     found, kerass = finished(strategy).chief["custom_step_cases.trained"][model], expected[model]
 

@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 import tensorflow as tf
-from clusters import LONGEST, Running, run_cluster
+from clusters import LONGEST, Running, on, run_cluster
 from test_lost import begun, lose, says
 
 from tfdist.cluster.config import ClusterConfig
@@ -58,7 +58,9 @@ def test_updates_in_branches_are_the_same_too(tmp_path):
 
 
 @pytest.mark.skipif(tf.keras.__version__ < "3", reason="Keras 2 fetches nothing by itself")
-@pytest.mark.parametrize("strategy", ["parameter_server", "parameter_server_sync"])
+@pytest.mark.parametrize(
+    "strategy", on(["parameter_server", "parameter_server_sync"], again=["parameter_server"])
+)
 def test_weights_train_that_a_function_with_its_own_gradient_reads(tmp_path, strategy):
     cases = ["ps_transfer_cases.in_other_graphs"]
     tcp, grpc = run_cluster(tmp_path, strategy, cases, workers=1, ps=1).chief[cases[0]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from again import again
 from commands import python, tfdist_forked
 from tfdist.datasets.open_data import open_data
 
@@ -63,7 +64,9 @@ def test_a_config_names_them_and_a_softmax_is_recognised(name, tmp_path, cache):
     assert report["test"]["loss"] == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("build", ["build_without_input", "build_subclassed", "build_with_own_steps"])
+@pytest.mark.parametrize(
+    "build", [again("build_without_input"), again("build_subclassed"), "build_with_own_steps"]
+)
 def test_a_model_that_makes_its_variables_when_it_is_called_is_exported(build, tmp_path, cache):
     words = ["--config", CONFIGS / "local.yaml", "--set=data.name=digits", "--run_dir", tmp_path / "run"]
     words += [f"--set=model={{name: own_objects:{build}}}"]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import proc
+from again import AGAIN
 from commands import SECONDS, python, start_script, start_tfdist, tfdist_forked
 from curves import curve
 
-AGAIN = [pytest.mark.slow, pytest.mark.again]
 CONFIGS = Path(__file__).parents[2] / "configs"
 IN_THIS_PROCESS = ("local", "mirrored", "cifar10-local")  # these configs have no cluster
 pytestmark = pytest.mark.usefixtures("forking")
@@ -243,7 +243,7 @@ def start_train(config, *arguments, output, **environ):
     ("name", "told", "status", "number"),
     [
         ("local", None, 138, signal.SIGTERM),
-        ("local", None, 138, signal.SIGINT),
+        pytest.param("local", None, 138, signal.SIGINT, marks=AGAIN),
         pytest.param("local", None, 138, signal.SIGHUP, marks=AGAIN),
         pytest.param("mwms2w", None, 138, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("mwms2w", "worker:1", 0, signal.SIGTERM, marks=AGAIN),

@@ -8,12 +8,18 @@ from schedule import draw, endure, possible, prepared
 from setups import SETUPS, config
 from training import Training
 
+from again import again
+
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 SEED = 5
-REPEATED = ("one_device", "mirrored", "parameter_server_sync")  # fewer can be lost there than in the others
 ALONE = ("start", "torn", "clock", "checkpoint", "notice", "damage", "step", "last", "export")
 TOGETHER = ("start", "step", "checkpoint", "torn", "clock", "notice", "memory", "silence", "last", "export")
+# What is run with every change: each kind on one of the two.
+EVERY_TIME = {
+    "multi_worker_mirrored": ("start", "torn", "notice", "silence", "last"),
+    "parameter_server": ("step", "checkpoint", "clock", "memory", "export"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +38,17 @@ def straight(tmp_path_factory, cache):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=[pytest.mark.again] if each in REPEATED else []) for each in SETUPS],
+    ("name", "moments"),
+    [
+        *EVERY_TIME.items(),
+        *(again(each, TOGETHER if SETUPS[each].cluster else ALONE, id=f"{each}-all") for each in SETUPS),
+    ],
 )
-def test_a_run_that_is_hit_again_and_again_ends_as_if_nothing_had_happened(name, straight, tmp_path, cache):
+def test_a_run_that_is_hit_again_and_again_ends_as_if_nothing_had_happened(
+    name, moments, straight, tmp_path, cache
+):
     setup = SETUPS[name]
-    faults = draw(SEED, setup, possible(TOGETHER if setup.cluster else ALONE))
+    faults = draw(SEED, setup, possible(moments))
     training = Training(tmp_path / "run", config(name), cache)
     with prepared(training, faults), training:
         hits = endure(training, setup, faults)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from again import again
 from tfdist.launcher.share_cores_and_gpus import own_cores
 from tfdist.simulation.forecast import forecast
 
@@ -37,7 +38,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script", ["fuzz_listeners.py", "networks.py", "recovery.py", "recovery_parts.py", "soak.py"]
+    "script",
+    ["soak.py", *map(again, ("fuzz_listeners.py", "networks.py", "recovery.py", "recovery_parts.py"))],
 )
 def test_a_script_that_shares_code_with_the_tests_finds_it(script: str) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

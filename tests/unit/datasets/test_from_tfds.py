@@ -3,8 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from commands import script_forked
 from tfdist.datasets.from_tfds import fetch_tfds
 from tfdist.datasets.open_data import _DRAWN, open_data
 from tfdist.errors import DataError
@@ -172,11 +171,10 @@ Own(data_dir=sys.argv[1]).download_and_prepare()
 def make(folder, *arguments):
     script = folder / "own.py"
     script.write_text(MAKE)
-    command = [sys.executable, str(script), str(folder), *arguments]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    assert script_forked(script, folder, *arguments).returncode == 0
 
 
-def test_any_prepared_name_is_read(tmp_path, nowhere):
+def test_any_prepared_name_is_read(tmp_path, nowhere, forking):
     make(tmp_path, "pictures", "train", "validation")
     data = open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache")
     assert (data.train_examples, data.test_examples, data.classes) == (5, 5, ("a", "b"))
@@ -196,7 +194,7 @@ def test_any_prepared_name_is_read(tmp_path, nowhere):
         (("pictures", "train"), "expected the splits train and test, received train"),
     ],
 )
-def test_what_is_not_for_classification_is_refused(tmp_path, nowhere, arguments, message):
+def test_what_is_not_for_classification_is_refused(tmp_path, nowhere, forking, arguments, message):
     make(tmp_path, *arguments)
     with pytest.raises(DataError) as caught:
         open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="shapes")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from again import again
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.export.export_folder import find_export
 from tfdist.export.load_export import load
@@ -228,9 +229,7 @@ def namespace():
     return words if can else None
 
 
-@pytest.mark.parametrize(
-    ("kilobytes", "formats"), [(1000, ()), pytest.param(4000, ("keras",), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kilobytes", "formats"), [(1000, ()), again(4000, ("keras",))])
 def test_a_disk_that_refuses_is_said_and_nothing_is_left(tmp_path, kilobytes, formats):
     if (words := namespace()) is None:
         pytest.skip("this system lets nobody mount a small disk without privileges")

@@ -10,6 +10,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from again import again  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.cluster.config import ClusterConfig, Task  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.errors import TaskLost  # noqa: E402
 from tfdist.strategies import ps_transfer  # noqa: E402
@@ -44,7 +45,7 @@ def test_all_tasks_are_asked_at_once(cluster, monkeypatch):
     assert transfer(cluster)._addresses.count(PORT) == COUNT
 
 
-@pytest.mark.parametrize("silent", [Task("ps", 1), Task("worker", 2)])
+@pytest.mark.parametrize("silent", [Task("ps", 1), again(Task("worker", 2))])
 def test_one_that_does_not_answer_is_named(cluster, silent, monkeypatch):
     monkeypatch.setattr(ps_transfer, "_SECONDS_TO_ANSWER", 5.0)
     is_over = threading.Event()

@@ -8,6 +8,7 @@ import own_objects
 import pytest
 import tensorflow as tf
 
+from again import again
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
@@ -182,7 +183,7 @@ def test_patience_and_the_best_weights_are_resumed(train, tmp_path):
 
 @pytest.mark.parametrize(
     ("batch", "epochs"),
-    [(4, 3), (None, 3), (4, 1), (None, 1), ("end", 1)],
+    [(4, 3), again(None, 3), again(4, 1), (None, 1), again("end", 1)],
     ids=["epoch", "evaluation", "run", "last test", "test after callbacks"],
 )
 def test_the_end_of_an_epoch_comes_after_a_stop_at_it(train, tmp_path, monkeypatch, batch, epochs):

@@ -2,9 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -12,6 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import pytest
 
+from again import again
 from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
@@ -241,8 +239,10 @@ def test_one_step_of_its_own_may_have_other_data_than_that_of_keras(strategy, ow
 
 
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 has no optional inputs")
-@pytest.mark.parametrize("kind", ["arrays", "generator"])
-@pytest.mark.parametrize("has_other", [True, False])
+@pytest.mark.parametrize(
+    ("has_other", "kind"),
+    [(True, "arrays"), (False, "generator"), again(True, "generator"), again(False, "arrays")],
+)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:`shuffle=True` was passed")
 def test_an_optional_input_may_be_none_as_in_keras(strategy, kind, has_other):
     class Added(keras.layers.Layer):
@@ -293,13 +293,8 @@ for _ in range(2):
 """
 
 
-def test_trains_after_a_script_has_replaced_tensorflows_context():
-    ended = subprocess.run(
-        [sys.executable, "-c", _WITH_NEW_CONTEXT],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
+def test_trains_after_a_script_has_replaced_tensorflows_context(run_program):
+    ended = run_program(_WITH_NEW_CONTEXT)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -405,8 +400,9 @@ class Seen(keras.callbacks.Callback):
 @pytest.mark.skipif(
     getattr(keras, "__version__", "2") < "3", reason="Keras 2 ends the training where the data end"
 )
-@pytest.mark.parametrize("together", [1, 3])
-@pytest.mark.parametrize("steps", [3, 4, 6])
+@pytest.mark.parametrize(
+    ("steps", "together"), [(3, 1), (4, 3), (6, 1), *(again(*each) for each in ((3, 3), (4, 1), (6, 3)))]
+)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_steps_per_epoch_beyond_the_data_are_those_of_keras(strategy, steps, together):
     seen = Seen(), Seen()
@@ -604,7 +600,11 @@ def of_its_own(kind, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True, "steps_per_execution": 3}],
+    [
+        {"run_eagerly": True},
+        {"jit_compile": True, "steps_per_execution": 3},
+        *map(again, ({}, {"steps_per_execution": 3})),
+    ],
 )
 def test_runs_a_train_step_of_its_own_as_keras_does(strategy, options):
     with strategy.scope():

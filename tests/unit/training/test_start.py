@@ -1,7 +1,5 @@
 """After `tfdist.start()`, Keras's methods and functions do what they do in one process."""
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -41,8 +39,8 @@ except tfdist.errors.ConfigError as error:
 """
 
 
-def test_the_scope_and_one_batch_are_those_of_one_process() -> None:
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+def test_the_scope_and_one_batch_are_those_of_one_process(run_program: Any) -> None:
+    run = run_program(SCRIPT)
 
     assert run.stdout.endswith("done\n"), run.stderr
     assert run.returncode == 0

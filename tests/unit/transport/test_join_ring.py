@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from again import again
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination import grpc_health_probe
 from tfdist.coordination.grpc_health_probe import ServerSilence
@@ -101,7 +102,7 @@ def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count, encrypte
             ring.close()
 
 
-@pytest.mark.parametrize(("last", "encrypted"), [(OTHER, ()), (SECRET, (0, 1))])
+@pytest.mark.parametrize(("last", "encrypted"), [(OTHER, ()), again(SECRET, (0, 1))])
 def test_who_has_another_secret_or_encrypts_nothing_is_refused(monkeypatch, last, encrypted):
     monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT", 5.0)
     monkeypatch.setattr(joining, "_SECONDS_TO_ACCEPT", 5.0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ring_task
 
+from again import again
 from tfdist.transport.compression import Narrowing
 from tfdist.transport.listen_and_call import ExchangeError
 from tfdist.transport.neighbour_connection import Neighbour
@@ -49,15 +50,17 @@ def results(tasks):
     return [json.loads(task.communicate(timeout=SECONDS)[0].splitlines()[-1]) for task in tasks]
 
 
-MEMORY = pytest.param(
-    "memory",
-    marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind"),
+MEMORY = "memory" if hasattr(os, "memfd_create") else "tls"  # where the system has no memory of this kind
+ways = pytest.mark.parametrize("way", dict.fromkeys(["line", "tls", MEMORY]))
+
+
+@pytest.mark.parametrize(
+    ("size", "way"),
+    [
+        *((2, "line"), (3, MEMORY), (3, "tls"), (5, "line")),
+        *(again(*each) for each in ((2, "tls"), (2, MEMORY), (3, "line"), (5, "tls"), (5, MEMORY))),
+    ],
 )
-ways = pytest.mark.parametrize("way", ["line", "tls", MEMORY])
-
-
-@ways
-@pytest.mark.parametrize("size", [2, 3, 5])
 def test_all_end_with_the_same_bits_and_send_what_they_must(size, way):
     with ring(size, way=way) as tasks:
         found = results(tasks)
@@ -76,7 +79,7 @@ def test_all_end_with_the_same_bits_and_send_what_they_must(size, way):
 
 
 @ways
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [again(2), 3])
 def test_arrays_of_several_lengths_are_gathered_by_rank(size, way):
     with ring(size, "gather", way=way) as tasks:
         found = results(tasks)
@@ -131,8 +134,15 @@ def test_tasks_that_are_at_different_exchanges_do_not_mix_them(way):
     assert all(len(each) == 1 for each in found)
 
 
-@ways
-@pytest.mark.parametrize(("size", "count"), [(2, 1_000_000), (2, 1), (3, 1)])
+@pytest.mark.parametrize(
+    ("size", "count", "way"),
+    [
+        *((2, 1_000_000, MEMORY), (2, 1, "tls"), (3, 1, "line")),
+        *(again(2, 1_000_000, way) for way in ("line", "tls")),
+        *(again(2, 1, way) for way in ("line", MEMORY)),
+        *(again(3, 1, way) for way in ("tls", MEMORY)),
+    ],
+)
 def test_the_time_that_is_waited_for_a_late_task_is_told_from_what_the_exchange_takes(size, count, way):
     with ring(size, f"late{count}", way) as tasks:
         for task in tasks[1:]:

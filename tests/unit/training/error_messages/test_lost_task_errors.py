@@ -1,8 +1,5 @@
 """What is said where an exchange over connections of our own breaks."""
 
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 
@@ -41,8 +38,7 @@ with naming_lost_tasks("predict", strategy):
 """
 
 
-def test_a_chief_that_predicts_alone_is_told_what_to_write_instead():
-    run = subprocess.run([sys.executable, "-c", ON_THE_CHIEF], capture_output=True, text=True, check=False)
-    last = run.stderr.splitlines()[-1]
+def test_a_chief_that_predicts_alone_is_told_what_to_write_instead(run_program):
+    last = run_program(ON_THE_CHIEF).stderr.splitlines()[-1]
     assert "predict: worker:1 is gone" in last
     assert "let all workers call it, or let all call tfdist.save(model, path) and predict in another" in last

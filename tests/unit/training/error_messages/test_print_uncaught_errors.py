@@ -1,10 +1,10 @@
 """What a script prints when it fails: one line for an error of tfdist, all of any other."""
 
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
+
+from again import again
 
 SCRIPT = """
 import tensorflow as tf
@@ -24,11 +24,8 @@ raise RAISED
 LOST = 'tf.errors.UnavailableError(None, None, "a task is gone")'
 
 
-def run(error, raised):
-    code = SCRIPT.replace("ERROR", error).replace("RAISED", raised)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+def raising(error, raised):
+    return SCRIPT.replace("ERROR", error).replace("RAISED", raised)
 
 
 @pytest.mark.parametrize(
@@ -36,25 +33,24 @@ def run(error, raised):
     [(LOST, False), ('ValueError("a mistake of its own")', True)],
     ids=["lost", "other"],
 )
-def test_an_executor_that_misses_a_lost_task_prints_nothing(error, is_shown):
-    done = run(error, 'ConfigError("here", "is wrong", remedy="Mend it")')
+def test_an_executor_that_misses_a_lost_task_prints_nothing(run_program, error, is_shown):
+    done = run_program(raising(error, 'ConfigError("here", "is wrong", remedy="Mend it")'))
     assert done.returncode == 2
-    assert done.stderr.endswith("tfdist: here: is wrong. Mend it (<string>, line 14)\n")
+    assert done.stderr.endswith("script.py, line 14)\n")
+    assert "tfdist: here: is wrong. Mend it (" in done.stderr
     assert ("Exception ignored" in done.stderr) == is_shown
 
 
 @pytest.mark.parametrize(("error", "status"), [("Preempted", 138), ("ConfigError", -15)])
-def test_a_signal_after_the_error_leaves_the_status_of_saved_work(error, status):
+def test_a_signal_after_the_error_leaves_the_status_of_saved_work(run_program, error, status):
     late = "import atexit, signal\natexit.register(signal.raise_signal, signal.SIGTERM)\n"
     script = late + SCRIPT.replace("ConfigError", error).replace("ERROR", "SystemExit")
     script = script.replace("RAISED", f'{error}("SIGTERM", "a checkpoint is saved")')
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(script)
     assert done.returncode == status, done.stderr
 
 
-def test_a_second_strategy_is_named_in_a_line():
+def test_a_second_strategy_is_named_in_a_line(run_program):
     script = """
 import tensorflow as tf
 import tfdist
@@ -62,13 +58,11 @@ tfdist.start()
 with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
     pass
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(script)
     assert done.returncode == 2
     line = "tfdist: the script: makes a strategy of its own. Leave it out: tfdist.start() makes the strategy"
     assert line in done.stderr
-    assert done.stderr.endswith("(<string>, line 5)\n")
+    assert done.stderr.endswith("script.py, line 5)\n")
 
 
 LOOP = """
@@ -91,16 +85,14 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("decorator", ["@tf.function", ""])
-def test_a_loop_that_knows_no_strategy_gets_a_line(decorator):
+@pytest.mark.parametrize("decorator", ["@tf.function", again("")])
+def test_a_loop_that_knows_no_strategy_gets_a_line(run_program, decorator):
     script = LOOP.replace("DECORATOR", decorator)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(script)
     assert done.returncode == 2
     assert "tfdist: the script: takes a training step outside of strategy.run" in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.endswith("(<string>, line 17)\n")
+    assert done.stderr.endswith("script.py, line 17)\n")
 
 
 EXCHANGES = """
@@ -116,24 +108,22 @@ exchange(1)
 BROKEN = "tfdist.transport.listen_and_call.ExchangeError: worker:1 is "
 EXPLAINED = [
     (BROKEN + "gone", 138, "worker:1 is gone. Its own log says why; start the cluster again"),
-    (BROKEN + "at another exchange", 2, "exchanges on one worker what others do not"),
+    again(BROKEN + "at another exchange", 2, "exchanges on one worker what others do not"),
     ("no space", 1, ""),
 ]
 
 
 @pytest.mark.parametrize(("text", "status", "line"), EXPLAINED, ids=["lost", "apart", "other"])
-def test_a_failed_exchange_of_a_loop_of_ones_own_is_explained(text, status, line):
+def test_a_failed_exchange_of_a_loop_of_ones_own_is_explained(run_program, text, status, line):
     code = EXCHANGES.replace("TEXT", text)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(code)
     assert done.returncode == status
     assert ("Traceback" in done.stderr) == (not line)
     assert ("tfdist: the script: " + line in done.stderr) == bool(line)
 
 
 @pytest.mark.skipif(version("keras") < "3", reason="Keras 2 has no optimizer that accumulates gradients")
-def test_an_optimizer_that_branches_is_named_in_a_line():
+def test_an_optimizer_that_branches_is_named_in_a_line(run_program):
     replaced = {
         "DECORATOR": "",
         "Adam()": "SGD(gradient_accumulation_steps=2)",
@@ -143,16 +133,14 @@ def test_an_optimizer_that_branches_is_named_in_a_line():
     script = LOOP
     for old, new in replaced.items():
         script = script.replace(old, new)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(script)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "tfdist: the script: applies gradients inside of a tf.function or a branch" in done.stderr
 
 
-def test_another_error_keeps_its_traceback():
-    done = run(LOST, 'ValueError("of the script")')
+def test_another_error_keeps_its_traceback(run_program):
+    done = run_program(raising(LOST, 'ValueError("of the script")'))
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.endswith("ValueError: of the script\n")

@@ -5,7 +5,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
@@ -28,8 +29,9 @@ def strategy():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 class Model(keras.Model):
@@ -76,7 +78,7 @@ def masked(y_true, y_pred):
     return tf.reduce_sum(squares * is_known) / tf.maximum(tf.reduce_sum(is_known), 1.0)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["in a graph", "eagerly"])
+@pytest.mark.parametrize("run_eagerly", [False, again(True)], ids=["in a graph", "eagerly"])
 def test_a_model_of_functions_trains_as_in_keras(strategy, run_eagerly, caplog):
     has_graph = not run_eagerly  # which shows how a function computes one number
 

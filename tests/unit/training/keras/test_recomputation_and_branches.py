@@ -5,7 +5,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
@@ -25,8 +26,9 @@ def strategy():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 def fit_of_keras(model, *args, **options):
@@ -206,7 +208,7 @@ def made(kind, is_within=True):
     return with_layer(Branching(is_within), OwnStep if kind == "branch of an own step" else keras.Model)
 
 
-@pytest.mark.parametrize("kind", ["loop", "branch", "branch of an own step"])
+@pytest.mark.parametrize("kind", ["loop", again("branch"), "branch of an own step"])
 def test_layers_write_and_draw_in_branches_and_loops(strategy, kind):
     if HAS_SEVERAL:  # replicas have masks and moments of their own
         with strategy.scope():
@@ -218,7 +220,7 @@ def test_layers_write_and_draw_in_branches_and_loops(strategy, kind):
     assert_are_same(found, expected)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [again(False), True])
 def test_a_recurrent_cell_writes_and_draws_in_a_loop(strategy, jit_compile):
     def made():
         keras.utils.set_random_seed(1)

@@ -9,7 +9,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.predict import predict  # noqa: E402
@@ -53,7 +54,7 @@ def test_one_process_draws_what_keras_draws():
 
 
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 draws by the place of an operation in its graph")
-@pytest.mark.parametrize("is_seeded", [False, True])
+@pytest.mark.parametrize("is_seeded", [False, again(True)])
 def test_the_next_model_begins_with_the_weights_that_it_has_without_tfdist(is_seeded):
     class Noise(keras.layers.Layer):
         def call(self, inputs):
@@ -76,8 +77,9 @@ def test_the_next_model_begins_with_the_weights_that_it_has_without_tfdist(is_se
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from tfdist.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
@@ -177,8 +178,9 @@ def strategy():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 def model_of(loss, base=keras.Model):
@@ -189,10 +191,18 @@ def model_of(loss, base=keras.Model):
     return model
 
 
-@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
+IN_FIT = [averaged, mean_of_known, by_one_more, of_columns]
+IN_OWN_STEP = [summed, of_known, by_four_or_more, HalfOfMean()]
+
+
 @pytest.mark.parametrize(
-    "loss",
-    [summed, averaged, of_known, mean_of_known, by_one_more, by_four_or_more, of_columns, HalfOfMean()],
+    ("loss", "base"),
+    [
+        *((loss, keras.Model) for loss in IN_FIT),
+        *((loss, OwnStep) for loss in IN_OWN_STEP),
+        *(again(loss, OwnStep) for loss in IN_FIT),
+        *(again(loss, keras.Model) for loss in IN_OWN_STEP),
+    ],
 )
 def test_the_numbers_are_those_of_kerass_own_fit(strategy, loss, base, caplog):
     kerass = model_of(loss, base)
@@ -307,8 +317,15 @@ def test_a_loss_may_be_a_number_of_pythons(strategy):
 
 
 @several
-@pytest.mark.parametrize("base", [keras.Model, OwnStep], ids=["fit", "own step"])
-@pytest.mark.parametrize("loss", [relative, with_relative, contrastive, correlated, hardest])
+@pytest.mark.parametrize(
+    ("loss", "base"),
+    [
+        *((loss, keras.Model) for loss in (relative, contrastive, hardest)),
+        *((loss, OwnStep) for loss in (with_relative, correlated)),
+        *(again(loss, OwnStep) for loss in (relative, contrastive, hardest)),
+        *(again(loss, keras.Model) for loss in (with_relative, correlated)),
+    ],
+)
 def test_a_loss_of_an_example_that_depends_on_the_others_is_named_once(strategy, loss, base, caplog):
     with strategy.scope():
         model = model_of(loss, base)
@@ -358,7 +375,7 @@ def test_a_root_of_a_mean_beside_a_sum_is_a_mistake_of_one_line(strategy):
 
 @pytest.mark.parametrize(
     ("base", "is_eager"),
-    [(keras.Model, False), (keras.Model, True), (OwnStep, False)],
+    [(keras.Model, False), again(keras.Model, True), (OwnStep, False)],
     ids=["fit", "eagerly", "own step"],
 )
 def test_what_layers_add_before_a_synchronized_one_counts_on_each_replica(

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from again import again
 from tfdist.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
@@ -26,8 +27,9 @@ def strategy():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 def model_with(*losses, units=1, penalty=None, base=keras.Model, **options):
@@ -75,7 +77,7 @@ def data(outputs, units, *, is_weighted):
 @pytest.mark.parametrize(
     ("losses", "units", "is_weighted", "run_eagerly"),
     [
-        ([squared], 3, True, False),
+        again([squared], 3, True, False),
         ([squared, absolute], 1, True, False),
         ([squared, absolute], 1, False, True),
         ([lambda: OfValues(reduction=None)], 3, False, False),

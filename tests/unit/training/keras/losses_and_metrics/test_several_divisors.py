@@ -9,7 +9,8 @@ from tfdist.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
@@ -41,8 +42,9 @@ def strategy():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 def two_masks(kind=keras.Model):
@@ -187,39 +189,35 @@ class OwnLoss(keras.Model):
         return penalty + super().compute_loss(x, y, y_pred, sample_weight, training)
 
 
-def in_own_step(make):
-    return pytest.param(functools.partial(make, OwnStep), False, id=f"{make.__name__} in a step of its own")
+def in_own_step(make, param=pytest.param):
+    return param(functools.partial(make, OwnStep), False, id=f"{make.__name__} in a step of its own")
 
 
-def in_own_loss(make):
-    return pytest.param(functools.partial(make, OwnLoss), False, id=f"{make.__name__} in a loss of its own")
+def in_own_loss(make, param=pytest.param):
+    return param(functools.partial(make, OwnLoss), False, id=f"{make.__name__} in a loss of its own")
 
 
 CASES = [
     (two_masks, False),
-    (two_masks, True),
+    again(two_masks, True),
     (two_lookups, False),
-    (sum_and_mean, False),
+    again(sum_and_mean, False),
     (weights_and_sum, False),
     (more_than_a_sum, False),
     (more_than_a_sum_and_synchronized, False),
-    (synchronized, False),
+    again(synchronized, False),
     (masked_and_synchronized, False),
     (masked_in_a_synchronized_layer, False),
-    (masked_in_a_synchronized_layer, True),
-    (frozen, False),
-    *map(
-        in_own_step,
-        (
-            two_masks,
-            sum_and_mean,
-            weights_and_sum,
-            more_than_a_sum,
-            synchronized,
-            masked_in_a_synchronized_layer,
-        ),
+    again(masked_in_a_synchronized_layer, True),
+    again(frozen, False),
+    in_own_step(two_masks),
+    in_own_step(synchronized),
+    *(
+        in_own_step(each, again)
+        for each in (sum_and_mean, weights_and_sum, more_than_a_sum, masked_in_a_synchronized_layer)
     ),
-    *map(in_own_loss, (two_masks, sum_and_mean, more_than_a_sum)),
+    in_own_loss(sum_and_mean),
+    *(in_own_loss(each, again) for each in (two_masks, more_than_a_sum)),
 ]
 
 

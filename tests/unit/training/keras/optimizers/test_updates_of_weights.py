@@ -5,7 +5,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.training.fit import fit  # noqa: E402
 
 keras = tf.keras
@@ -31,8 +32,9 @@ class Noisy(keras.constraints.Constraint):
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 def model_of(constraint, optimizer):
@@ -77,8 +79,17 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("constraint", [keras.constraints.MaxNorm(0.3), OfNames()], ids=["kerass", "own"])
+KERASS, OWN = keras.constraints.MaxNorm(0.3), OfNames()
+OF_OWN = {"several", "accumulating"}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "optimizer"),
+    [
+        *((OWN if name in OF_OWN else KERASS, name) for name in OPTIMIZERS),
+        *(again(KERASS if name in OF_OWN else OWN, name) for name in OPTIMIZERS),
+    ],
+)
 def test_the_weights_are_those_of_kerass_own_fit(constraint, optimizer):
     kerass = model_of(constraint, OPTIMIZERS[optimizer])
     kerass.fit(X, (Y, Y), batch_size=4, epochs=2, shuffle=False, verbose=0)
@@ -113,18 +124,21 @@ def plain_several():
     return keras.optimizers.MultiOptimizer(choice)
 
 
+IN_FIT, IN_OWN_STEP = (
+    [*(["several"] if "several" in OPTIMIZERS else []), "scaled"],
+    ["wrapped", "discriminative"],
+)
+
+
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "base"),
     [
-        pytest.param(
-            "several", marks=pytest.mark.skipif("several" not in OPTIMIZERS, reason="Keras has none")
-        ),
-        "wrapped",
-        "discriminative",
-        "scaled",
+        *((name, keras.Model) for name in IN_FIT),
+        *((name, OwnStep) for name in IN_OWN_STEP),
+        *(again(name, OwnStep) for name in IN_FIT),
+        *(again(name, keras.Model) for name in IN_OWN_STEP),
     ],
 )
-@pytest.mark.parametrize("base", [keras.Model, OwnStep])
 def test_an_optimizer_that_delegates_or_overrides_takes_kerass_steps(optimizer, base):
     def model():
         keras.utils.set_random_seed(1)
@@ -176,7 +190,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [again(kind) if kind == "constant" else kind for kind in KINDS])
 def test_rows_that_are_the_same_for_all_examples_have_kerass_slices(kind):
     def model():
         keras.utils.set_random_seed(1)
@@ -214,8 +228,15 @@ def scheduled():
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device has one copy")
-@pytest.mark.parametrize("make", [scheduled, keras.optimizers.Adam], ids=["schedule", "slots"])
-@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (keras.Model, scheduled),
+        (OwnStep, keras.optimizers.Adam),
+        again(keras.Model, keras.optimizers.Adam),
+        again(OwnStep, scheduled),
+    ],
+)
 def test_an_optimizer_may_be_made_outside_of_the_scope(kind, make):
     def model_of(optimizer):
         keras.utils.set_random_seed(1)
@@ -286,7 +307,7 @@ def test_a_synchronized_layer_is_not_compiled_by_xla(caplog):
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device has all examples")
-@pytest.mark.parametrize("kind", ["convolution", "recurrent"])
+@pytest.mark.parametrize("kind", ["convolution", again("recurrent")])
 def test_a_replica_without_examples_computes_convolutions_before_a_synchronized_layer(kind):
     layers, shape = keras.layers, (6, 6, 3) if kind == "convolution" else (3, 5, 5, 1)
     x = RANDOM.normal(size=(5, *shape)).astype("float32")
@@ -313,7 +334,7 @@ def test_a_replica_without_examples_computes_convolutions_before_a_synchronized_
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device divides a loss once")
-@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+@pytest.mark.parametrize("kind", [again(keras.Model), OwnStep])
 def test_half_precision_has_room_beside_a_synchronized_layer(kind):
     count = 512  # of which the parts would be more than half precision has room for, times the scale
 

@@ -5,7 +5,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from several_devices import HAS_SEVERAL, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
+from again import again  # noqa: E402  # after the check that TensorFlow is there
+from several_devices import HAS_SEVERAL, WITH_AGAIN, own_strategy, run_on_several  # noqa: E402  # after the check that TensorFlow is there
 from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 
@@ -30,8 +31,9 @@ def strategy():
 
 @pytest.mark.skipif(HAS_SEVERAL, reason="this is what it starts")
 @pytest.mark.usefixtures("forking")
-def test_all_of_this_holds_on_several_devices():
-    run_on_several(__file__)
+@pytest.mark.parametrize("words", WITH_AGAIN)
+def test_all_of_this_holds_on_several_devices(words):
+    run_on_several(__file__, words)
 
 
 class Own(keras.Model):
@@ -180,7 +182,7 @@ class AllLosses(keras.Model):
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-@pytest.mark.parametrize("has_one_size", [False, True], ids=["batches of any size", "of one size"])
+@pytest.mark.parametrize("has_one_size", [False, again(True)], ids=["batches of any size", "of one size"])
 def test_a_loss_counts_as_in_one_process(strategy, has_one_size, caplog):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=has_one_size)
 
@@ -206,11 +208,15 @@ class Overriding(keras.Model):
 
 
 IN_FIT = [
-    *(("compute_loss", name) for name in ("sum", "mean and sum and penalty", "masked, with an epsilon")),
-    *(("function", name) for name in ("by a constant", "masked, as it is")),
-    *(("loss", name) for name in ("sum", "masked")),
+    ("compute_loss", "mean and sum and penalty"),
+    *(again("compute_loss", name) for name in ("sum", "masked, with an epsilon")),
+    ("function", "masked, as it is"),
+    again("function", "by a constant"),
+    ("loss", "masked"),
+    again("loss", "sum"),
     ("normalized", "mean"),
-    *(("layer", reduction) for reduction in ("sum_over_batch_size", "sum")),
+    ("layer", "sum"),
+    again("layer", "sum_over_batch_size"),
 ]
 
 
@@ -271,7 +277,7 @@ def test_fit_takes_such_a_loss_too(strategy, kind, name, caplog):
     ("change", "run_eagerly"),
     [
         (clipped, False),
-        (clipped, True),
+        again(clipped, True),
         (
             lambda gradients, variables: [
                 g + 0.1 * v for g, v in zip(dense(gradients), variables, strict=False)
@@ -335,7 +341,7 @@ class Calling(Own):
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-@pytest.mark.parametrize(("name", "run_eagerly"), [("masked", False), ("mean", True)])
+@pytest.mark.parametrize(("name", "run_eagerly"), [("masked", False), again("mean", True)])
 def test_a_function_of_a_step_computes_as_in_one_process(strategy, name, run_eagerly, caplog):
     def made():
         keras.utils.set_random_seed(1)
@@ -348,9 +354,19 @@ def test_a_function_of_a_step_computes_as_in_one_process(strategy, name, run_eag
     assert "as far as its graph shows" not in caplog.text
 
 
+BRANCH, TAPE = "a branch, a loop or a tf.function", "a tape that still records"
+
+
 @pytest.mark.skipif(not HAS_SEVERAL, reason="one device computes the whole")
-@pytest.mark.parametrize("where", ["a branch, a loop or a tf.function", "a tape that still records"])
-@pytest.mark.parametrize("changed", ["within", "after", "nowhere"])
+@pytest.mark.parametrize(
+    ("where", "changed"),
+    [
+        (BRANCH, "within"),
+        (TAPE, "after"),
+        (BRANCH, "nowhere"),
+        *(again(*each) for each in ((BRANCH, "after"), (TAPE, "within"), (TAPE, "nowhere"))),
+    ],
+)
 def test_gradients_that_are_changed_where_replicas_exchange_nothing_are_named(
     strategy, where, changed, caplog
 ):
@@ -358,7 +374,7 @@ def test_gradients_that_are_changed_where_replicas_exchange_nothing_are_named(
         def train_step(self, data):
             x, y = data
             of_step = lambda: self.gradients_of_part(x, y)  # noqa: E731
-            if where == "a tape that still records":
+            if where == TAPE:
                 with tf.GradientTape():
                     gradients = of_step()
             else:
@@ -379,7 +395,7 @@ def test_gradients_that_are_changed_where_replicas_exchange_nothing_are_named(
         model((WORDS[:1], X[:1]))
         model.compile(keras.optimizers.SGD(0.1))
         fit(model, (WORDS, X), Y, batch_size=4, verbose=0)
-    is_named = changed != "nowhere" or where == "a tape that still records"
+    is_named = changed != "nowhere" or where == TAPE
     assert caplog.text.count(f"reads or changes gradients of weights within {where}") == is_named
 
 
