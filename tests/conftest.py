@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import PurePosixPath
 
 import pytest
@@ -41,6 +42,9 @@ settings.register_profile(
     "untimed", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
+
+# When a run has no time left, in seconds of the epoch.
+_END = float(os.environ.get("TFDIST_TESTS_END", "inf"))
 
 # As the commands do: what they compute is compared with what is computed here.
 enable_onednn()
@@ -82,6 +86,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.name.startswith("test_all_of_this_holds_on_several_devices"):  # which runs a whole file
             item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if time.time() > _END:
+        pytest.skip(f"no time was left for {item.nodeid}")
 
 
 def pytest_collection_finish():
