@@ -43,6 +43,9 @@ settings.register_profile(
 )
 settings.load_profile("untimed")
 
+# As the commands have it: TensorFlow loads jax where there is one, and jax sets another level for all who come after.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 # When a run has no time left, in seconds of the epoch.
 _END = float(os.environ.get("TFDIST_TESTS_END", "inf"))
 

@@ -107,14 +107,9 @@ def test_each_shipped_config_trains_and_exports(name, straight, tmp_path, cache)
     assert f"accuracy  {report['test_accuracy']:.4f} on 10000" in asked.stderr
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # What the others do differently is done above, for MNIST.
-        pytest.param("cifar10-local", marks=pytest.mark.slow),
-        *(pytest.param(f"cifar10-{each}", marks=AGAIN) for each in ("ps2w", "fast")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.again  # the configs for MNIST do the same above, and tests/e2e/test_own_objects.py takes a model by --smoke
+@pytest.mark.parametrize("name", ["cifar10-local", "cifar10-ps2w", "cifar10-fast"])
 def test_smoke_does_a_little_of_everything(name, tmp_path, cache):
     folder = tmp_path / "run"
     formats = "[keras, tflite]" if name == "cifar10-local" else "[]"
