@@ -47,7 +47,7 @@ settings.load_profile("untimed")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # When a run has no time left, in seconds of the epoch.
-_END = float(os.environ.get("TFDIST_TESTS_END", "inf"))
+_END = float(os.environ.get("TFDIST_TEST_END", "inf"))
 
 # As the commands do: what they compute is compared with what is computed here.
 enable_onednn()
