@@ -132,14 +132,18 @@ def test_the_state_is_that_of_the_conditions(engine, api, tfdist, monkeypatch):
         assert words.isprintable()
 
 
-def test_the_chiefs_job_decides_and_a_failed_one_fails(api, tfdist):
+def test_the_chiefs_job_decides_and_a_failed_one_is_named(api, tfdist):
     handle = tfdist("submit", "kubernetes", "--config", "train.yaml")
     name = handle.rpartition("/")[2]
     api.set_status("Job", f"{name}-ps", ready=1)
     assert "running" in tfdist("status", handle)
     failed = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}
     api.set_status("Job", f"{name}-worker", conditions=[failed])
-    assert f"failed ({name}-worker: Failed: PodFailurePolicy)" in tfdist("status", handle)
+    told = tfdist("status", handle)
+    assert "running" in told
+    assert f"; {name}-worker: Failed: PodFailurePolicy)" in told
+    api.set_status("Job", f"{name}-chief", conditions=[failed])
+    assert f"failed ({name}-" in tfdist("status", handle)
     api.set_status("Job", f"{name}-chief", conditions=[{"type": "Complete", "status": "True"}])
     assert "succeeded" in tfdist("status", handle)
 

@@ -101,7 +101,8 @@ class KubectlEngine(abc.ABC):
         if state is State.FAILED and all(one is not State.FAILED for one, _ in deciding):
             # The chief may still succeed.
             failed = words
-            state, words = min(deciding, key=lambda state: order.index(state[0]))
+            others = [each for each in states if each[0] is not State.FAILED]
+            state, words = min(others, key=lambda state: order.index(state[0]))
             words = f"{words}; {failed}"
         if state is State.PENDING:
             words = ": ".join(filter(None, [words, _why_pending(submission)]))
