@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from clusters import LONGEST, SETUPS, Finished, Running, on
 
+from again import again
 from tfdist.cluster.config import ClusterConfig
 
 WRITING, STOPPING, RESUMING = (f"callback_cases.{name}" for name in ("writing", "stopping", "resuming"))
@@ -117,7 +118,7 @@ def started(folder: Path, shape: dict[str, int], order: dict[str, Any]) -> Itera
     "strategy",
     [
         "multi_worker_mirrored",
-        pytest.param("one_device", marks=[pytest.mark.slow, pytest.mark.again]),
+        again("one_device"),
         pytest.param("parameter_server", marks=pytest.mark.slow),
     ],
 )

@@ -8,6 +8,7 @@ import tensorflow as tf
 from clusters import LONGEST, Running, on, run_cluster
 from test_lost import begun, lose, says
 
+from again import again
 from tfdist.cluster.config import ClusterConfig
 from tfdist.transport.authentication import SECRET
 
@@ -17,9 +18,7 @@ BY_LINE, BY_MEMORY = (
 STEPS, HEADER = 12, 45
 
 
-@pytest.mark.parametrize(
-    "options", [BY_MEMORY, pytest.param(BY_LINE, marks=[pytest.mark.slow, pytest.mark.again])]
-)
+@pytest.mark.parametrize("options", [BY_MEMORY, again(BY_LINE)])
 def test_nothing_is_other_than_by_grpc_and_a_lost_ps_is_named(tmp_path, options):
     shape = {"workers": 1, "ps": 2}
     first = ["ps_transfer_cases.both_ways"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("forking")
     "name",
     [
         "mirrored",
-        *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.again]) for name in ("ps2w", "mwms2w")),
+        *map(again, ("ps2w", "mwms2w")),
     ],
 )
 def test_a_config_names_them_and_a_softmax_is_recognised(name, tmp_path, cache):
