@@ -99,12 +99,12 @@ class LaunchMonitor:
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Tell the supervisor to end all tasks, or to kill them the second time; this is a signal handler.
 
-        systemd sends SIGHUP besides SIGTERM, which is no second signal then.
+        SIGHUP is no second signal: systemd sends it besides SIGTERM, and the kernel and a shell may both send
+        it for one terminal that is closed.
         """
         self._signals.append(number)
         self._end_by = min(self._end_by, time.monotonic() + self._seconds_to_end)
-        counted = [other for other in self._signals if other != signal.SIGHUP] or self._signals
-        self._is_killing = len(counted) > 1
+        self._is_killing = sum(other != signal.SIGHUP for other in self._signals) > 1
         self._supervisor.send("kill" if self._is_killing else "end")
 
     def begin(self, command: Sequence[str], shares: str, options: Mapping[str, Any]) -> None:
@@ -367,7 +367,8 @@ class LaunchMonitor:
         if self._is_killing:
             self.say(f"{name}: killing the tasks")
         elif is_first:
-            self.say(f"{name}: ending the tasks ({self._grace} or a second {name})")
+            second = "" if name == "SIGHUP" else f" or a second {name}"
+            self.say(f"{name}: ending the tasks ({self._grace}{second})")
 
     def _lose_supervisor(self) -> None:
         """Kill what is left after the supervisor was killed: the kernel has killed only the tasks."""

@@ -70,7 +70,7 @@ def launch(
 
     The job is done when the chief (or worker 0, if there is no chief) has ended with 0 and the others have
     ended too. The first task that fails makes the launcher end the others. SIGINT, SIGTERM and SIGHUP end
-    all tasks; a second signal kills them.
+    all tasks; a second SIGINT or SIGTERM kills them.
 
     A task that a signal ends, or that ends with 138, is lost. It is started again: alone if the others can
     continue without it, else together with all others. `restarts` limits how often that happens without a new

@@ -224,7 +224,8 @@ def test_a_signal_while_the_launcher_tidies_up_changes_no_status(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names", ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGTERM SIGHUP", "SIGHUP SIGTERM SIGHUP"]
+    "names",
+    ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP SIGHUP", "SIGTERM SIGHUP", "SIGHUP SIGTERM SIGHUP"],
 )
 def test_a_signal_to_every_process_of_the_job_at_once_leaves_the_tasks_their_time(
     names,
