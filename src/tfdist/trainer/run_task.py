@@ -62,6 +62,7 @@ from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.run_report import RunReport, write_report
 from tfdist.trainer.train_loop import Run
+from tfdist.training.checkpoints.lock_folder import locked
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.error_messages.print_uncaught_errors import leave_out_errors_of_executors
 from tfdist.training.reports.software_and_devices import versions
@@ -101,6 +102,7 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> RunRepor
         elastic = None if config.elastic is None else Elastic(config, config.elastic, cluster)
         try:
             with (
+                locked(folder.checkpoints) if cluster.is_chief else contextlib.nullcontext(),
                 _recorded(config, cluster, folder),
                 _connected(config, cluster, folder, notice, elastic) as context,
             ):

@@ -27,6 +27,7 @@ from tfdist.training.checkpoints.checkpoint_facts import Facts, Place, refuse_ot
 from tfdist.training.checkpoints.checkpoint_files import OF_EPOCH, Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.fit_hooks import FitHooks
+from tfdist.training.checkpoints.lock_folder import locked
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors
 from tfdist.training.checkpoints.share_checkpoint import NO_VALUES, SharedCheckpoint
 from tfdist.training.data.check_same_order_on_resume import ResumableData
@@ -55,6 +56,7 @@ from tfdist.training.keras.variables_of_run import (
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.run_batches import steps_per_execution
 from tfdist.training.runners.place_in_data import PlaceInData
+from tfdist.training.workers.call_on_chief import call_on_chief
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.same_call import check_same_call
 from tfdist.training.workers.stop_together import Agreement
@@ -87,6 +89,7 @@ def open_checkpoints(
         try:
             check_same_call(strategy)
             with (
+                _locked_by_chief(option.folder, strategy),
                 ServerTermination(servers) as server_termination,
                 CheckpointWriter(option.folder, keep=option.keep, background=option.background) as writer,
             ):
@@ -103,6 +106,17 @@ def open_checkpoints(
         except Preempted:
             keep_servers_at_exit()
             raise
+
+
+@contextlib.contextmanager
+def _locked_by_chief(folder: Path, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+
+        def lock() -> None:
+            stack.enter_context(locked(folder))
+
+        call_on_chief(strategy, lock, is_chief=is_chief_of(strategy))
+        yield
 
 
 class FitCheckpoints(FitHooks):

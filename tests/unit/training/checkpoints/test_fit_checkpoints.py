@@ -1,5 +1,7 @@
 """Checkpoints of `fit` in one process: what a resumed run repeats, what it refuses, and what it leaves."""
 
+import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -17,7 +19,7 @@ tf = pytest.importorskip("tensorflow")
 
 from tfdist.launcher.record_events import listening  # noqa: E402
 from tfdist.launcher.run_events import RunStarted  # noqa: E402
-from tfdist.training.checkpoints import fit_checkpoints  # noqa: E402
+from tfdist.training.checkpoints import fit_checkpoints, lock_folder  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
 from tfdist.training.checkpoints.checkpoint_files import list_steps  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
@@ -554,3 +556,45 @@ def test_the_start_names_the_step_of_the_checkpoint(tmp_path, data, begins):
         _run(tmp_path, DATA[data]())
     starts = [event for event in events if isinstance(event, RunStarted)]
     assert [(event.step, event.steps_lost) for event in starts] == begins
+
+
+def test_a_second_run_is_refused_a_folder_until_the_first_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock_folder, "_SECONDS_TO_END", 0.0)
+    data = DATA["fixed"]()
+
+    def second():
+        with pytest.raises(ConfigError, match="another run is writing its checkpoints there"):
+            _run(tmp_path, data)
+        raise Killed
+
+    with pytest.raises(Killed):
+        _run(tmp_path, data, act=second, at=9)
+    assert _run(tmp_path, data) == _run(tmp_path / "other", data)
+
+
+def test_a_run_waits_for_one_that_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock_folder, "_SECONDS_BETWEEN_TRIES", 0.0)
+    first = contextlib.ExitStack()
+    first.enter_context(lock_folder.locked(tmp_path))
+    monkeypatch.setattr(lock_folder._log, "info", lambda *_: first.close())
+    with lock_folder.locked(tmp_path), pytest.raises(BlockingIOError):
+        _try_to_lock(tmp_path)
+
+
+def test_a_process_forked_meanwhile_does_not_keep_the_lock(tmp_path, monkeypatch):
+    opened, open_ = [], os.open
+    monkeypatch.setattr(lock_folder.os, "open", lambda *args: opened.append(open_(*args)) or opened[-1])
+    with lock_folder.locked(tmp_path):
+        of_child = os.dup(opened[0])
+    try:
+        _try_to_lock(tmp_path)
+    finally:
+        os.close(of_child)
+
+
+def _try_to_lock(folder):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
