@@ -11,6 +11,7 @@ from tfdist.datasets.disk_cache import Batches, Contents, check_classes, size_te
 from tfdist.errors import DataError, first_line
 
 _AT_ONCE = 256
+HELD_OUT = 10  # in data without test images, every tenth image is one
 
 READING_ERRORS = (
     tf.errors.InvalidArgumentError,

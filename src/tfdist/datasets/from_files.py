@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tfdist._utils.read_untrusted_files import check_regular
 from tfdist.datasets.decode_and_check import (
+    HELD_OUT,
     READING_ERRORS,
     Part,
     contents_of,
@@ -29,7 +30,6 @@ from tfdist.datasets.read_npz import read_npz
 from tfdist.errors import DataError
 
 _TEST_NAMES = ("test", "validation", "val")
-_HELD_OUT = 10  # in a folder without test images, every tenth image is one
 _IMAGE_KEYS = ("image", "image/encoded")
 _LABEL_KEYS = ("label", "image/class/label")
 # Files that systems put into folders of images; names that begin with a dot are others.
@@ -143,11 +143,11 @@ def _split_folder(root: Path) -> tuple[dict[str, list[Path]], dict[str, list[Pat
     if test is None:
         files = _files_by_class(root)
         train_files = {
-            name: [file for number, file in enumerate(images, 1) if number % _HELD_OUT]
+            name: [file for number, file in enumerate(images, 1) if number % HELD_OUT]
             for name, images in files.items()
         }
-        test_files = {name: images[_HELD_OUT - 1 :: _HELD_OUT] for name, images in files.items()}
-        _log.info("%s: no test images; using every %dth image of each class for tests", root, _HELD_OUT)
+        test_files = {name: images[HELD_OUT - 1 :: HELD_OUT] for name, images in files.items()}
+        _log.info("%s: no test images; using every %dth image of each class for tests", root, HELD_OUT)
     else:
         train_files, test_files = _files_by_class(train), _files_by_class(test)
         for here, there, folder in ((train_files, test_files, test), (test_files, train_files, train)):

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfdist._utils.object_store import why_unreachable
-from tfdist.datasets.decode_and_check import Part, contents_of, resized
+from tfdist.datasets.decode_and_check import HELD_OUT, Part, contents_of, resized
 from tfdist.datasets.disk_cache import Contents, lock
 from tfdist.errors import DataError, Unavailable, did_you_mean, first_line, shown
 
@@ -19,35 +20,45 @@ _log = logging.getLogger("tfdist")
 
 def read_tfds(name: str, data_dir: Path, image_size: tuple[int, int] | None) -> Contents:
     """Read a data set from its TFRecord files."""
-    builder = fetch_tfds(name, data_dir)
-    info = builder.info
-    where = f"{name} in {data_dir}"
+    info, where = fetch_tfds(name, data_dir).info, f"{name} in {data_dir}"
     image_key, label_key = _keys(info, where)
     train, test = _split_names(info, where)
+    if test == train:
+        _log.info("%s: no test images; using every %dth image for tests", name, HELD_OUT)
     if info.file_format is None or info.file_format.value != "tfrecord":
         raise DataError(where, expected="TFRecord files", received=str(info.file_format))
 
     classes = tuple(info.features[label_key].names)
-    parts = {
-        split: [
-            _part(info, os.fspath(path), image_key, label_key, image_size)
-            for path in info.splits[split].filepaths
-        ]
-        for split in (train, test)
-    }
-    return contents_of(parts[train], parts[test], classes, where)
 
-
-def _part(info: Any, path: str, image_key: str, label_key: str, image_size: tuple[int, int] | None) -> Part:
     def parse(record: Any) -> tuple[Any, Any]:
         example = info.features.deserialize_example(record)
         return resized(example[image_key], image_size), example[label_key]
 
-    records = tf.data.TFRecordDataset(path).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+    def parts(split: str, of_test: bool | None) -> list[Part]:
+        return [_part(os.fspath(path), parse, of_test) for path in info.splits[split].filepaths]
+
+    if test == train:
+        return contents_of(parts(train, False), parts(train, True), classes, where)
+    return contents_of(parts(train, None), parts(test, None), classes, where)
+
+
+def _part(path: str, parse: Callable[[Any], tuple[Any, Any]], of_test: bool | None) -> Part:
+    """Return the examples of a file: those for tests, the others, or (None) all."""
+    records = tf.data.TFRecordDataset(path)
+
+    def is_wanted(number: Any, _: Any) -> Any:
+        return tf.equal(number % HELD_OUT == HELD_OUT - 1, of_test)
+
+    def place(number: int) -> str:
+        if of_test is not None:
+            number = number * HELD_OUT + HELD_OUT - 1 if of_test else number + number // (HELD_OUT - 1)
+        return f"{path}: record {number}"
+
+    if of_test is not None:
+        records = records.enumerate().filter(is_wanted).map(lambda _, record: record)
+    examples = records.map(parse, num_parallel_calls=tf.data.AUTOTUNE)
     # File by file: TensorFlow's own messages name neither the file nor the number of a record.
-    return Part(
-        records, lambda number: f"{path}: record {number}", "Delete its folder to prepare the data set again"
-    )
+    return Part(examples, place, "Delete its folder to prepare the data set again")
 
 
 def _keys(info: Any, where: str) -> tuple[str, str]:
@@ -70,10 +81,11 @@ def _keys(info: Any, where: str) -> tuple[str, str]:
 
 
 def _split_names(info: Any, where: str) -> tuple[str, str]:
-    for test in ("test", "validation"):
-        if "train" in info.splits and test in info.splits:
-            return "train", test
-    raise DataError(where, expected="the splits train and test", received=", ".join(info.splits) or "none")
+    """Return the splits with the training and the test data; the same one where there is no other."""
+    if "train" in info.splits:
+        others = [name for name in ("test", "validation") if name in info.splits]
+        return "train", [*others, "train"][0]
+    raise DataError(where, expected="a split train", received=", ".join(info.splits) or "none")
 
 
 def fetch_tfds(name: str, data_dir: Path) -> Any:
@@ -81,6 +93,7 @@ def fetch_tfds(name: str, data_dir: Path) -> Any:
     builder = _builder(name, data_dir)
     if _is_prepared(builder):
         return builder
+    _keys(builder.info, name)  # before gigabytes of another kind of data come
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         holder = lock(data_dir / f".tfdist-{builder.name}.lock", f"{name} is being prepared in {data_dir}")

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from commands import script_forked
+from tfdist.datasets import from_tfds
 from tfdist.datasets.from_tfds import fetch_tfds
 from tfdist.datasets.open_data import _DRAWN, open_data
 from tfdist.errors import DataError
@@ -158,9 +159,10 @@ class Own(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(
             {"image": feature, "label": tfds.features.ClassLabel(names=["a", "b"])}))
     def _split_generators(self, manager):
-        return {name: self._generate_examples() for name in sys.argv[3:]}
-    def _generate_examples(self):
-        for key in range(5):
+        return {name: self._generate_examples(int(count or 5)) for name, _, count in
+                (split.partition(":") for split in sys.argv[3:])}
+    def _generate_examples(self, count):
+        for key in range(count):
             image = np.full((4, 4, 3), key, np.uint8) if sys.argv[2] == "pictures" else "word"
             yield key, {"image": image, "label": key % 2}
 
@@ -184,6 +186,44 @@ def test_any_prepared_name_is_read(tmp_path, nowhere, forking):
     ]
 
 
+def test_every_tenth_image_is_a_test_image_where_there_are_no_others(tmp_path, nowhere, forking, caplog):
+    make(tmp_path, "pictures", "train:25")
+    with caplog.at_level("INFO", "tfdist"):
+        data = open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache")
+    assert "own: no test images; using every 10th image for tests" in caplog.text
+    train, test = (data.split(name).arrays()[0][:, 0, 0, 0].tolist() for name in ("train", "test"))
+    in_order = [
+        int(example["image"][0, 0, 0]) for example in tfds.load("own", data_dir=tmp_path, split="train")
+    ]
+    assert (train, test) == (in_order[:9] + in_order[10:19] + in_order[20:], [in_order[9], in_order[19]])
+
+
+def test_the_record_of_a_held_out_image_is_counted_in_its_file(tmp_path, nowhere, forking):
+    make(tmp_path, "pictures", "train:25")
+    info = fetch_tfds("own", tmp_path).info
+    (path,) = info.splits["train"].filepaths
+    parts = {
+        of_test: from_tfds._part(str(path), info.features.deserialize_example, of_test)
+        for of_test in (True, False)
+    }
+    assert [parts[True].place(number).rpartition(" ")[2] for number in range(2)] == ["9", "19"]
+    assert [parts[False].place(number).rpartition(" ")[2] for number in (0, 8, 9, 17, 18)] == [
+        "0",
+        "8",
+        "10",
+        "18",
+        "20",
+    ]
+
+
+def test_another_kind_of_data_is_refused_before_a_download(tmp_path, monkeypatch):
+    monkeypatch.setattr(from_tfds, "_download", lambda *_: pytest.fail("it has begun"))
+    with pytest.raises(
+        DataError, match="imdb_reviews: expected an image and a class label, received label: Cl"
+    ):
+        fetch_tfds("imdb_reviews", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -191,11 +231,12 @@ def test_any_prepared_name_is_read(tmp_path, nowhere, forking):
             ("words", "train", "test"),
             "expected an image and a class label, received image: Text, label: ClassLabel",
         ),
-        (("pictures", "train"), "expected the splits train and test, received train"),
+        (("pictures", "test"), "expected a split train, received test"),
+        (("pictures", "train"), "own in {folder}: test: has no examples"),  # five make no tenth
     ],
 )
 def test_what_is_not_for_classification_is_refused(tmp_path, nowhere, forking, arguments, message):
     make(tmp_path, *arguments)
     with pytest.raises(DataError) as caught:
         open_data("own", data_dir=tmp_path, cache_dir=tmp_path / "cache", if_unavailable="shapes")
-    assert message in str(caught.value)
+    assert message.format(folder=tmp_path) in str(caught.value)
