@@ -4,6 +4,7 @@ Importing tfdist loads no TensorFlow, and no module of its own: they are loaded 
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if sys.platform == "win32" and (name in _HOMES or name == "ray"):
+        raise ImportError("tfdist: Windows is not supported. Install WSL 2, and run the script there")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name == "ray":  # not in __all__: `from tfdist import *` must not replace Ray's own name

@@ -55,6 +55,10 @@ def test_windows_is_named_in_one_line(monkeypatch, capsys):
     assert ended.value.code == 2
     message = "tfdist: Windows is not supported. Install WSL 2, and type the command there\n"
     assert capsys.readouterr().err == message
+    with pytest.raises(
+        ImportError, match=r"Windows is not supported\. Install WSL 2, and run the script there"
+    ):
+        from tfdist import make_strategy  # noqa: F401
 
 
 def test_an_empty_run_dir_is_a_mistake_of_the_user(tmp_path):
