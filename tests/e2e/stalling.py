@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfdist.trainer.model_and_datasets import Batches
+from tfdist.trainer.batches_of_config import Batches
 
 _make_batches = Batches.train
 # Names a FIFO, whose reading does not return, beside an empty file with the ending .open. Who reads the FIFO makes a

@@ -22,8 +22,10 @@ from tfdist.errors import NotFinite
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
 from tfdist.strategies.strategy_classes import ring_of
+from tfdist.trainer.batches_of_config import Batches
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_datasets import Batches, initial_model, steps_per_call
+from tfdist.trainer.model_of_config import initial_model
+from tfdist.trainer.step_counts import steps_per_call
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.model_session import Session
 from tfdist.training.runners.replica_times_and_nan_losses import computing_seconds

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from tfdist._utils.redirected_output import redirected
+from tfdist.launcher.screen_filter import ScreenFilter
 from tfdist.launcher.share_cores_and_gpus import own_gpus
-from tfdist.launcher.task_logs import NotesForLogs
 
 _log = logging.getLogger("tfdist")
 _LEVELS_OF_ERRORS = ("2", "3")  # of TF_CPP_MIN_LOG_LEVEL: who asks for more gets the notes too
@@ -56,6 +56,6 @@ def _filter(readable: int, writable: int) -> None:
         with open(readable, "rb") as file:
             text = file.read().decode(errors="replace")
         with open(2, "wb", closefd=False) as out:
-            out.write(NotesForLogs(is_live=False, verbosity=0).without(text, "").encode())
+            out.write(ScreenFilter(is_live=False, verbosity=0).without(text, "").encode())
     finally:
         os._exit(0)

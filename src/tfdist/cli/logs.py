@@ -15,7 +15,7 @@ from tfdist.cli._job_from_command_line import submission_of
 from tfdist.engines.job_handle_and_state import Submission
 from tfdist.engines.log_files_and_exit_status import array_folder
 from tfdist.errors import ConfigError, shown
-from tfdist.launcher.task_logs import without_control_sequences
+from tfdist.launcher.screen_filter import without_control_sequences
 
 
 def main(

@@ -18,7 +18,8 @@ from tfdist._utils.terminal_size_and_tables import moves_its_cursor, terminal_si
 from tfdist.launcher.live_view import LiveView
 from tfdist.launcher.progress_text import describe_progress, describe_run
 from tfdist.launcher.run_events import AnyEvent, Printed, Progressed, RunStarted, stamped
-from tfdist.launcher.task_logs import LogTail, NotesForLogs
+from tfdist.launcher.screen_filter import ScreenFilter
+from tfdist.launcher.task_logs import LogTail
 
 _PIPE_BYTES = 4096  # what a writable pipe accepts without blocking
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_BARS, _SECONDS_BETWEEN_MEASUREMENTS = 1.0, 0.2, 2.0
@@ -72,7 +73,7 @@ class Screen:
             for number, tail in enumerate(tails)
         }
         self._view = LiveView(lead, coloured=coloured, encoding=self._out.encoding)
-        self._notes = NotesForLogs(is_live=self._live, verbosity=self._options.verbosity)
+        self._notes = ScreenFilter(is_live=self._live, verbosity=self._options.verbosity)
         self._block: list[str] = []  # what the view has drawn
         self._place, self._title = place, ""
         self._is_new = False

@@ -10,7 +10,8 @@ from tfdist.launcher import run_events
 from tfdist.launcher.console import Screen, ScreenOptions
 from tfdist.launcher.prometheus_metrics import PrometheusMetrics
 from tfdist.launcher.record_events import EventFile
-from tfdist.launcher.task_logs import LogTail, NotesForLogs, TaskLog, last_lines
+from tfdist.launcher.screen_filter import ScreenFilter
+from tfdist.launcher.task_logs import LogTail, TaskLog, last_lines
 
 _TAIL_LINES, _LINES_TO_SEARCH = 20, 200
 
@@ -61,5 +62,5 @@ class LaunchOutput:
         """Return what a task has said last, without the notes of TensorFlow."""
         lines = last_lines(log, self._logs[task].start, _LINES_TO_SEARCH)
         text = "".join(f"{line}\n" for line in lines)
-        notes = NotesForLogs(is_live=False, verbosity=self._verbosity)
+        notes = ScreenFilter(is_live=False, verbosity=self._verbosity)
         return notes.without(text, str(task)).splitlines()[-_TAIL_LINES:]

@@ -13,21 +13,15 @@ from tfdist.datasets.open_data import Data, open_data
 from tfdist.export.write_export import try_formats
 from tfdist.strategies.devices_and_threads import check_device
 from tfdist.strategies.factory import check_strategy
-from tfdist.trainer.callbacks import check_named_callbacks
+from tfdist.trainer.batches_of_config import note_of_large_batch
+from tfdist.trainer.callbacks_of_config import check_named_callbacks
 from tfdist.trainer.checkpoint_manager import check_total
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_datasets import (
-    compiled_model,
-    find_outputs,
-    note_of_large_batch,
-    own_modules,
-    profiled_range,
-    steps_per_epoch,
-    total_steps,
-)
+from tfdist.trainer.model_of_config import compiled_model, find_outputs, own_modules
 from tfdist.trainer.nan_recovery import check_on_nan
 from tfdist.trainer.remote_run_folder import check_address, newest_step
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.trainer.step_counts import profiled_range, steps_per_epoch, total_steps
 from tfdist.training.checkpoints.checkpoint_files import find_newest
 
 

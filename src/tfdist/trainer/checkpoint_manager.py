@@ -13,9 +13,9 @@ from tfdist.errors import ConfigError, shown
 from tfdist.launcher.environment import START
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.evaluator_notes import EvaluatorNotes
-from tfdist.trainer.model_and_datasets import total_steps
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.starts_and_lost_steps import RunHistory
+from tfdist.trainer.step_counts import total_steps
 from tfdist.training.checkpoints.checkpoint_files import Checkpoint, check_variables
 from tfdist.training.checkpoints.checkpoint_writer import CheckpointWriter
 from tfdist.training.checkpoints.rounding_errors import collect_rounding_errors

@@ -14,8 +14,9 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
+from tfdist.trainer.batches_of_config import Batches
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_datasets import Batches, initial_model
+from tfdist.trainer.model_of_config import initial_model
 from tfdist.training.fit import fit
 
 Numbers = Literal["float32", "float64"]

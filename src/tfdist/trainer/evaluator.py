@@ -13,11 +13,13 @@ from tfdist.coordination.wait_for_tasks import START_TIMEOUT
 from tfdist.datasets.open_data import Data
 from tfdist.errors import DataError, StorageError, TaskLost
 from tfdist.strategies.factory import make_strategy
+from tfdist.trainer.batches_of_config import Batches, open_run_data
 from tfdist.trainer.config import Config
 from tfdist.trainer.evaluator_notes import note_results
-from tfdist.trainer.model_and_datasets import Batches, initial_model, open_run_data, total_steps
+from tfdist.trainer.model_of_config import initial_model
 from tfdist.trainer.remote_run_folder import RemoteRunFolder
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.trainer.step_counts import total_steps
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.checkpoint_files import (
     Checkpoint,

@@ -14,8 +14,8 @@ from tfdist._utils.keras_2_and_3 import as_in_keras
 from tfdist._utils.nested_optimizers import optimizer_variables
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
-from tfdist.trainer.model_and_datasets import compiled_model, find_outputs
 from tfdist.trainer.model_and_replica_sizes import ModelSizes, VariableSizes
+from tfdist.trainer.model_of_config import compiled_model, find_outputs
 
 _BYTES_OF_LABEL = 4
 

@@ -43,19 +43,13 @@ from tfdist.launcher.run_events import FILE, Configured, Exported, PhaseBegun, R
 from tfdist.models.logits_or_probabilities import Outputs
 from tfdist.strategies.factory import make_strategy
 from tfdist.strategies.server import serve
+from tfdist.trainer.batches_of_config import note_of_large_batch, open_run_data
 from tfdist.trainer.check_same_on_workers import check_same_on_workers
 from tfdist.trainer.classify_test_images import classify, write_answers
 from tfdist.trainer.config import Config, recorded_sections
 from tfdist.trainer.elastic import Elastic, MembershipChanged
 from tfdist.trainer.evaluator import evaluate_checkpoints
-from tfdist.trainer.model_and_datasets import (
-    build_model,
-    find_outputs,
-    initial_model,
-    note_of_large_batch,
-    open_run_data,
-    own_modules,
-)
+from tfdist.trainer.model_of_config import build_model, find_outputs, initial_model, own_modules
 from tfdist.trainer.prepare_data_on_workers import offer_to_prepare_data, prepare_data_on_workers
 from tfdist.trainer.remote_run_folder import RemoteRunFolder, check_address
 from tfdist.trainer.run_context import RunContext

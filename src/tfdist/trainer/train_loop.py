@@ -19,22 +19,17 @@ from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_file import Timeline
 from tfdist.profiling.timeline_paths import shares_file
 from tfdist.strategies.current_cluster_and_strategy import made_with
-from tfdist.trainer.callbacks import Callbacks, named_callbacks
+from tfdist.trainer.batches_of_config import Batches
+from tfdist.trainer.call_callbacks import Callbacks
+from tfdist.trainer.callbacks_of_config import named_callbacks
 from tfdist.trainer.checkpoint_manager import CallbackFacts, CheckpointManager
 from tfdist.trainer.compilation import check_results, counts_right_classes
-from tfdist.trainer.model_and_datasets import (
-    Batches,
-    periods,
-    profiled_range,
-    steps_per_call,
-    steps_per_epoch,
-    total_steps,
-)
 from tfdist.trainer.nan_recovery import Recovery
 from tfdist.trainer.remote_run_folder import put_file
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.speed_and_stragglers import Throughput
 from tfdist.trainer.starts_and_lost_steps import Start
+from tfdist.trainer.step_counts import periods, profiled_range, steps_per_call, steps_per_epoch, total_steps
 from tfdist.trainer.summaries import Summaries
 from tfdist.training.checkpoints.share_checkpoint import Values
 from tfdist.training.epoch_batches import EpochBatches

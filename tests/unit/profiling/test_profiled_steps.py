@@ -13,8 +13,8 @@ from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.profiling.profiled_steps import ProfiledSteps
 from tfdist.profiling.timeline_paths import FILE, timelines_in
 from tfdist.trainer.config import Config, read_config
-from tfdist.trainer.model_and_datasets import profiled_range
 from tfdist.trainer.sections.train import TrainSection
+from tfdist.trainer.step_counts import profiled_range
 
 
 def steps_in(folder, file=FILE):

@@ -18,7 +18,7 @@ from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError, NotFinite
 from tfdist.trainer.check_without_training import check_without_training
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_datasets import compiled_model
+from tfdist.trainer.model_of_config import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run

@@ -24,10 +24,10 @@ from tfdist.errors import TfdistError
 from tfdist.trainer.check_without_training import check_options, checked_model, described
 from tfdist.trainer.config import Config, read_config
 from tfdist.trainer.measure_model_of_config import memory_of_this_process, sizes_of
-from tfdist.trainer.model_and_datasets import steps_per_epoch, total_steps
 from tfdist.trainer.model_and_replica_sizes import Replicas
 from tfdist.trainer.run_folder import find_run_folder
 from tfdist.trainer.sections.strategy import StrategySection
+from tfdist.trainer.step_counts import steps_per_epoch, total_steps
 
 _STEPS, _WARM_UP = 20, 5
 

@@ -11,9 +11,10 @@ from tfdist.coordination.end_announcements import ServerTermination
 from tfdist.coordination.stop_signals import Notice
 from tfdist.datasets.open_data import open_data
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_datasets import compiled_model, steps_per_call
+from tfdist.trainer.model_of_config import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
+from tfdist.trainer.step_counts import steps_per_call
 from tfdist.trainer.train_loop import Run
 from tfdist.training.workers import choose_steps_per_call as module
 
@@ -54,7 +55,7 @@ def test_a_chosen_number_gives_the_weights_and_curves_of_single_steps(data, tmp_
         )
         model = compiled_model(config, data, "logits")
         with monkeypatch.context() as patched:
-            patched.setattr("tfdist.trainer.model_and_datasets.StepsPerCall", Recorded)
+            patched.setattr("tfdist.trainer.step_counts.StepsPerCall", Recorded)
             run = Run(context, model)
         run.train()
         run.close()

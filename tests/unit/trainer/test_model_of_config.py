@@ -1,3 +1,5 @@
+"""A model that a config describes: what it is compiled with, and what it returns."""
+
 import math
 
 import pytest
@@ -6,8 +8,9 @@ import tensorflow as tf
 from tfdist.datasets.open_data import open_data
 from tfdist.errors import ConfigError
 from tfdist.launcher import record_events
+from tfdist.trainer.batches_of_config import note_of_large_batch, open_run_data
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_datasets import compiled_model, find_outputs, note_of_large_batch, open_run_data
+from tfdist.trainer.model_of_config import compiled_model, find_outputs
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from tfdist.errors import ConfigError, Preempted
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import Progressed, RunStarted
 from tfdist.strategies import current_cluster_and_strategy
-from tfdist.trainer import callbacks
-from tfdist.trainer.callbacks import check_named_callbacks, named_callbacks
+from tfdist.trainer import call_callbacks
+from tfdist.trainer.callbacks_of_config import check_named_callbacks, named_callbacks
 from tfdist.trainer.config import read_config
-from tfdist.trainer.model_and_datasets import compiled_model
+from tfdist.trainer.model_of_config import compiled_model
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.trainer.train_loop import Run
@@ -273,7 +273,7 @@ def test_a_task_without_callbacks_agrees_as_often_as_one_with_them(train, tmp_pa
             self._agreed.append("exchange")
             return super()._any(value)
 
-    monkeypatch.setattr(callbacks, "Stopping", Counted)
+    monkeypatch.setattr(call_callbacks, "Stopping", Counted)
     for name, path in (("with", tmp_path / "calls"), ("without", "")):
         train(f"train.callbacks=[{{name: own_objects:recorders, path: '{path}'}}]", "checkpoint.every=4")
         (tmp_path / "checkpoints").rename(tmp_path / f"checkpoints of the run {name}")
