@@ -12,7 +12,7 @@ from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import from_logits_of, has_one_hot_labels, make_loss, make_metric
 from tfdist.trainer.optimizers import make_optimizer
 from tfdist.trainer.sections.train import TrainSection
-from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.model_facts import has_own
 
 _log = logging.getLogger("tfdist")
 

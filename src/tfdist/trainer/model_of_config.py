@@ -16,7 +16,7 @@ from tfdist.trainer.compilation import check_results, compile_model
 from tfdist.trainer.config import Config
 from tfdist.trainer.losses_and_metrics import has_one_hot_labels, outputs_for_loss
 from tfdist.trainer.step_counts import total_steps
-from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.model_facts import has_own
 
 _IMAGES_TO_LOOK_AT = 16
 _METHODS_OF_RESULTS = ("compile", "test_step", "compute_metrics")

@@ -35,7 +35,7 @@ from tfdist.training.checkpoints.share_checkpoint import Values
 from tfdist.training.epoch_batches import EpochBatches
 from tfdist.training.evaluate import run_tests
 from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
-from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.model_facts import has_own
 from tfdist.training.keras.steps.step_base import KerasStep
 from tfdist.training.keras.variables_of_run import State, other_optimizers, variables_of_tensorflow
 from tfdist.training.model_session import Phase, Session

@@ -17,7 +17,7 @@ from tfdist.strategies.current_cluster_and_strategy import is_chief_of
 from tfdist.training.checkpoints.fit_hooks import FitHooks
 from tfdist.training.epoch_batches import FitSchedule
 from tfdist.training.evaluate import run_tests
-from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.model_facts import has_own
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_logs
 from tfdist.training.reports.report_progress_to_launcher import FitReports

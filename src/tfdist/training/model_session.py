@@ -16,7 +16,8 @@ from tfdist.training.data.distribute import Data, check_end, distribute, distrib
 from tfdist.training.data.inspect_dataset import size_of_shuffled
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.keras.kept_traces import Traces, kinds
-from tfdist.training.keras.model_checks import check_model, check_targets, has_own
+from tfdist.training.keras.model_checks import check_model, check_targets
+from tfdist.training.keras.model_facts import has_own
 from tfdist.training.keras.optimizers.optimizer import move_into_scope
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.steps.custom_step_as_is import CustomStepAsIs

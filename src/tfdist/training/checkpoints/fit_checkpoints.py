@@ -45,7 +45,7 @@ from tfdist.training.keras.callback_states import (
     weights_of,
 )
 from tfdist.training.keras.datasets_from_inputs import check_seeded, new_seed
-from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.model_facts import has_own
 from tfdist.training.keras.variables_of_run import (
     State,
     learning_rate,

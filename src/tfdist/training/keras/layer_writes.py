@@ -12,7 +12,7 @@ from tfdist._utils.keras_private import loss_trackers, variables_of_metric
 from tfdist._utils.temporary_patches import methods_replaced
 from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES
 from tfdist.errors import ConfigError
-from tfdist.training.keras.model_checks import is_alone
+from tfdist.training.keras.model_facts import is_alone
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.stateless_scopes import IN_BRANCH, RecordingScope
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of

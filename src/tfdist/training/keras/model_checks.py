@@ -9,17 +9,14 @@ from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
 from tfdist._utils.keras_private import is_compiled, layers_of
 from tfdist._utils.nested_optimizers import optimizers_within
 from tfdist._utils.strategy_kinds import is_asynchronous
-from tfdist._utils.tf_private import worker_count
 from tfdist.errors import ConfigError, DataError
+from tfdist.training.keras.model_facts import ON_SERVERS, has_own, is_alone, reductions, why_without_xla
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
-from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers
 from tfdist.training.replicas.reduction import unpacked
 
 _log = logging.getLogger("tfdist")
 
 _VARIABLES = (tf.Variable, tf.distribute.DistributedValues)
-_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-_ON_SERVERS = (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.CentralStorageStrategy)
 
 
 def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
@@ -37,7 +34,7 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
         _check_added_losses(model)
     if is_asynchronous(strategy) and model.run_eagerly:
         _log.warning("run_eagerly has no effect under parameter_server: remote workers run graphs")
-    if model.jit_compile and (reason := _why_without_xla(model, strategy)):
+    if model.jit_compile and (reason := why_without_xla(model, strategy)):
         _log.warning("jit_compile has no effect: %s", reason)
     _check_scope(model, strategy)
 
@@ -50,12 +47,6 @@ def check_targets(model: Any, batch_spec: Any, method: str) -> None:
     if y is None:
         remedy = "Pass y, or yield (x, y); for validation, pass validation_data=(x, y)"
         raise DataError("the data", "have no targets, and the loss compares with them", remedy=remedy)
-
-
-def is_alone(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether one replica computes all batches, one after the other."""
-    has_other_workers = is_asynchronous(strategy) and worker_count(strategy) > 1
-    return strategy.num_replicas_in_sync == 1 and not has_other_workers
 
 
 def check_states(model: Any, strategy: tf.distribute.Strategy) -> None:
@@ -84,39 +75,6 @@ def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:
         raise ConfigError(f"model {model.name}", problem, remedy=remedy)
 
 
-def has_own(model: Any, method: str) -> bool:
-    """Return whether a model, or its class, overrides a method of Keras's Model."""
-    return method in vars(model) or getattr(type(model), method) is not getattr(keras_of(model).Model, method)
-
-
-def uses_xla(model: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Return whether XLA compiles what a replica computes: the model asks for it, and XLA can."""
-    return bool(model.jit_compile) and not _why_without_xla(model, strategy)
-
-
-def _why_without_xla(model: Any, strategy: tf.distribute.Strategy) -> str:
-    """Return why XLA cannot compile a replica's computation; an empty text if it can."""
-    if isinstance(strategy, _ON_SERVERS):
-        return "XLA cannot reach variables on parameter servers"
-    own = has_own(model, "train_step") or has_own(model, "test_step")
-    if isinstance(strategy, _MIRRORED) and (own or is_keras_2(model)):
-        what = "Keras 2" if is_keras_2(model) else "a custom step"
-        return f"with {what} it would compile the exchange between replicas too, which XLA cannot do"
-    if strategy.num_replicas_in_sync > 1 and has_synchronized_layers(model):
-        return "a synchronized layer exchanges values between replicas, which XLA cannot do"
-    return ""
-
-
-def reductions(model: Any) -> set[str]:
-    """Return the reductions over a batch of the losses that a model is compiled with."""
-    names = {
-        str(getattr(loss, "reduction", "mean")).lower()
-        for loss in tf.nest.flatten(model.loss)
-        if loss is not None
-    }
-    return {"mean" if name in ("auto", "sum_over_batch_size", "mean") else name for name in names}
-
-
 def _check_methods(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse a custom step where its results would be wrong."""
     for name in ("make_train_function", "make_test_function"):
@@ -124,7 +82,7 @@ def _check_methods(model: Any, strategy: tf.distribute.Strategy) -> None:
             problem = f"overrides {name}, which tfdist does not call"
             raise ConfigError(f"model {model.name}", problem, remedy="Override train_step and test_step")
     own = [name for name in ("train_step", "test_step") if has_own(model, name)]
-    if own and isinstance(strategy, _ON_SERVERS) and is_keras_2(model):
+    if own and isinstance(strategy, ON_SERVERS) and is_keras_2(model):
         problem = f"overrides {own[0]}, in which workers would overwrite each other's counts on the ps"
         remedy = "Take Keras 3, or mirrored or multi_worker_mirrored"
         raise ConfigError(f"model {model.name}", problem, remedy=remedy)

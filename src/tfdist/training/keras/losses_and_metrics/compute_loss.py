@@ -28,7 +28,7 @@ from tfdist.training.keras.losses_and_metrics.loss_parts import (
     parts_by_reduction,
     with_places,
 )
-from tfdist.training.keras.model_checks import has_own, reductions
+from tfdist.training.keras.model_facts import has_own, reductions
 from tfdist.training.replicas.reduction import batch_size, rows_of
 
 

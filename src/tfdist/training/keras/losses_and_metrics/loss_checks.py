@@ -11,7 +11,7 @@ from tfdist.training.keras.losses_and_metrics.loss_divisors import (
     Divisor,
     have_several_divisors,
 )
-from tfdist.training.keras.model_checks import has_own
+from tfdist.training.keras.model_facts import has_own
 from tfdist.training.replicas.means_and_sums_in_graph import is_linear_in
 
 INEXACT = (

@@ -11,7 +11,7 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model, worker_count
 from tfdist.errors import ConfigError
 from tfdist.training.data.dataset_workarounds import with_none
-from tfdist.training.keras.model_checks import uses_xla
+from tfdist.training.keras.model_facts import uses_xla
 from tfdist.training.keras.steps.step_base import KerasStep, check_log, check_metrics_of_checkpoint
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.replica_times_and_nan_losses import Failure

@@ -13,7 +13,7 @@ from tfdist.strategies.gradient_arithmetic import divided
 from tfdist.strategies.strategy_classes import ps_transfer_of
 from tfdist.training.keras.losses_and_metrics.keras2_masked_loss_divisors import masks_of_whole_batch
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
-from tfdist.training.keras.model_checks import reductions, uses_xla
+from tfdist.training.keras.model_facts import reductions, uses_xla
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused_keras_2
 from tfdist.training.keras.rng import GraphSeed
 from tfdist.training.keras.steps.bias_gradients import biases_apart

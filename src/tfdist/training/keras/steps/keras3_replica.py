@@ -23,7 +23,7 @@ from tfdist.training.keras.losses_and_metrics.compute_loss import Losses, ModelL
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.losses_and_metrics.scalar_batch_metrics import BatchMeans
-from tfdist.training.keras.model_checks import has_own, is_alone, uses_xla
+from tfdist.training.keras.model_facts import has_own, is_alone, uses_xla
 from tfdist.training.keras.optimizers.optimizer import adds_rows_up
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import RecordingScope, recording_scope

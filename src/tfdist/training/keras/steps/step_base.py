@@ -11,7 +11,7 @@ from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist.errors import ConfigError
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
-from tfdist.training.keras.model_checks import uses_xla
+from tfdist.training.keras.model_facts import uses_xla
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.stateless_scopes import functions_run_in_place
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
