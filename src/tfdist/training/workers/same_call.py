@@ -26,6 +26,7 @@ _KEY = "tfdist/calls/"
 _WITHOUT_EXCHANGE = ("train_on_batch", "test_on_batch")  # at their beginning: they are a step each
 _MOST_COUNTED = 1 << 24  # a float32 holds it exactly
 _SECONDS_TO_TELL = 2.0
+_SECONDS_TO_TELL_IF_ALL_ANSWER = 10.0  # one may stand still for a moment, or be on a busy machine
 _watch: CallWatch | None = None  # a process is connected to one cluster
 
 
@@ -98,7 +99,10 @@ def strategy_of_call(name: str) -> tf.distribute.Strategy:
 
 def why_out_of_step(*, are_all_there: bool) -> ConfigError | None:
     """Return the error if an exchange has failed because the workers are in different calls."""
-    return None if _watch is None else _watch.why_broken(_SECONDS_TO_TELL, is_broken=are_all_there)
+    if _watch is None:
+        return None
+    seconds = _SECONDS_TO_TELL_IF_ALL_ANSWER if are_all_there else _SECONDS_TO_TELL
+    return _watch.why_broken(seconds, is_broken=are_all_there)
 
 
 def _is_of_several(strategy: tf.distribute.Strategy) -> bool:

@@ -2,12 +2,15 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
+from tfdist._utils import tf_private
 from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies import current_cluster_and_strategy
 from tfdist.training.barrier import barrier
 from tfdist.training.save import save
+from tfdist.training.workers import same_call
 
 
 def made():
@@ -47,3 +50,29 @@ def test_a_process_that_trains_alone_waits_for_nobody(task, monkeypatch, tmp_pat
     barrier()
     save(made(), tmp_path / "model.keras")
     assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+
+
+def test_the_last_text_of_a_worker_that_has_ended_is_read(monkeypatch):
+    class Store:
+        """TensorFlow's coordination service, which has sent a text and ended with its worker."""
+
+        def get_config_key_value(self, key):
+            return f"the text under {key}"
+
+        def delete_config_key_value(self, key):
+            raise tf.errors.UnavailableError(None, None, "connection refused")
+
+    monkeypatch.setattr(tf_private.context, "context", Store)
+    assert same_call._Store().take("to/1/0") == "the text under tfdist/calls/to/1/0"
+
+
+@pytest.mark.parametrize("are_all_there", [True, False])
+def test_workers_that_answer_have_longer_to_tell_their_calls(monkeypatch, are_all_there):
+    class Watch:
+        def why_broken(self, seconds, *, is_broken):
+            return seconds, is_broken
+
+    monkeypatch.setattr(same_call, "_watch", Watch())
+    seconds, is_broken = same_call.why_out_of_step(are_all_there=are_all_there)
+    assert is_broken == are_all_there
+    assert seconds == (10.0 if are_all_there else 2.0)
