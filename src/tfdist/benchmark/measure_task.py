@@ -28,7 +28,7 @@ from tfdist.trainer.model_of_config import initial_model
 from tfdist.trainer.step_counts import steps_per_call
 from tfdist.training.error_messages.lost_task_errors import naming_lost_tasks
 from tfdist.training.model_session import Session
-from tfdist.training.runners.replica_times_and_nan_losses import computing_seconds
+from tfdist.training.reports.task_speed import computing_seconds
 from tfdist.training.workers.choose_steps_per_call import StepsPerCall
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.stop_together import Agreement

@@ -5,9 +5,7 @@ A time limit ends TensorFlow's collectives that take too long.
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from tfdist._utils.indices_by_key import indices_by_key
 from tfdist._utils.tf_private import (
     CollectiveAllReduce,
     abort_collectives,
-    is_branch_or_loop,
     mirrored,
     per_replica,
 )
@@ -25,10 +22,9 @@ from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_c
 from tfdist.strategies.exchange_thread import ExchangeThread
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.strategies.gradient_buckets import GradientBuckets
+from tfdist.strategies.order_of_exchanges import count_exchanges, exchanges_before, note_exchange
 from tfdist.transport.ring import Ring, Whole
 from tfdist.transport.tensor_fusion import Fusion
-
-_CALLS = {"Case", "If", "PartitionedCall", "While"}
 
 
 class TimeLimit:
@@ -136,11 +132,11 @@ class RingAllReduce(LimitedAllReduce):
     def _exchanged_in_buckets(
         self, gradients: Sequence[tf.Tensor], divisor: tf.Tensor | None, factor: tf.Tensor
     ) -> list[tf.Tensor]:
-        with tf.control_dependencies(_exchanges_before()):
+        with tf.control_dependencies(exchanges_before()):
             factor = tf.identity(factor)  # which all buckets need
-        place = self.buckets.place_in_eager_step() if tf.executing_eagerly() else _count_exchanges()
+        place = self.buckets.place_in_eager_step() if tf.executing_eagerly() else count_exchanges()
         sums, have_left = self.buckets.sums(gradients, divisor, factor, place)
-        _note_exchange(have_left)
+        note_exchange(have_left)
         return sums
 
     def all_reduce(self, op: tf.distribute.ReduceOp, per_replica: Sequence[Any], options: Any) -> list[Any]:
@@ -164,10 +160,10 @@ class RingAllReduce(LimitedAllReduce):
     def _added_up(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         with tf.device(self.devices[0]):
             mine = [tf.add_n(part) for part in parts]
-        with tf.device("/device:CPU:0"), tf.control_dependencies(_exchanges_before()):
+        with tf.device("/device:CPU:0"), tf.control_dependencies(exchanges_before()):
             results = tf.numpy_function(self._exchange, mine, [tensor.dtype for tensor in mine])
         sums = tf.nest.flatten(results)  # eagerly, a single result is not in a list
-        _note_exchange(sums[0])
+        note_exchange(sums[0])
         for tensor, total in zip(mine, sums, strict=True):
             total.set_shape(tensor.shape)
         return [self._mirrored(total) for total in sums]
@@ -178,9 +174,9 @@ class RingAllReduce(LimitedAllReduce):
         with tf.device(self.devices[0]):
             values = tf.concat([part.values for part in parts], axis=0)
             indices = tf.cast(tf.concat([part.indices for part in parts], axis=0), tf.int64)
-        with tf.device("/device:CPU:0"), tf.control_dependencies(_exchanges_before()):
+        with tf.device("/device:CPU:0"), tf.control_dependencies(exchanges_before()):
             exchanged = tf.numpy_function(self._exchange_rows, [values, indices], [values.dtype, tf.int64])
-        _note_exchange(exchanged[0])
+        note_exchange(exchanged[0])
         for tensor, given in zip(exchanged, (values, indices), strict=True):
             tensor.set_shape([None, *given.shape[1:]])
         rows = tf.IndexedSlices(exchanged[0], tf.cast(exchanged[1], first.indices.dtype), first.dense_shape)
@@ -250,87 +246,3 @@ def _effect(call: Callable[[], None]) -> list[tf.Operation]:
 
 def _scaled(parts: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
     return tuple(part * tf.cast(share, part.dtype) for part, share in zip(parts, shares, strict=True))
-
-
-# -- the order of the exchanges of a graph, which must be that of the program, as in all other tasks --
-# TensorFlow keeps this order for stateful operations of one graph only: exchanges that overlap with the
-# computation are stateless for it, and what is in a branch may run before operations that come before the
-# branch. So each exchange depends on the one before it.
-
-
-@dataclass
-class _GraphExchanges:
-    """The exchanges of a graph so far.
-
-    Attributes:
-        count: Their number, with those in functions that the graph calls.
-        last_own: The name of the last operation that exchanges in the graph itself.
-        is_last_called: Whether the last exchange of all is in a function that the graph calls.
-    """
-
-    count: int = 0
-    last_own: str | None = None
-    is_last_called: bool = False
-
-    def note(self, own: str | None = None) -> None:
-        """Note another exchange, by the name of its operation if that is in the graph itself."""
-        self.count += 1
-        self.last_own = own or self.last_own
-        self.is_last_called = own is None
-
-
-_exchanges_by_graph: weakref.WeakKeyDictionary[tf.Graph, _GraphExchanges] = weakref.WeakKeyDictionary()
-
-
-def _exchanges_of(graph: tf.Graph) -> _GraphExchanges:
-    return _exchanges_by_graph.setdefault(graph, _GraphExchanges())
-
-
-def _exchanges_before() -> list[tf.Operation]:
-    """Return the operations of this graph that a new exchange has to wait for."""
-    if tf.executing_eagerly():
-        return []
-    graph = tf.compat.v1.get_default_graph()
-    exchanges, before = _exchanges_of(graph), []
-    if exchanges.last_own is not None:
-        before.append(graph.get_operation_by_name(exchanges.last_own))
-    if exchanges.is_last_called:
-        before += [operation for operation in graph.get_operations() if _is_call(operation)]
-    # (A function may be called from other graphs too, and can take nothing from one of them.)
-    if exchanges.last_own is None and is_branch_or_loop(graph):
-        is_over = _mark_of_exchanges(graph.outer_graph)
-        if is_over is not None:
-            before.append(tf.identity(is_over).op)
-    return before
-
-
-def _mark_of_exchanges(graph: tf.Graph) -> tf.Tensor | None:
-    """Return a tensor that a graph has when its exchanges so far are over; None if it has had none.
-
-    A branch waits for the tensors that it takes from its graph, in whatever way TensorFlow runs it.
-    """
-    with graph.as_default():
-        before = _exchanges_before()
-        if not before:
-            return None
-        with tf.control_dependencies(before):
-            return tf.identity(tf.constant(True))
-
-
-def _note_exchange(result: tf.Tensor) -> None:
-    """Note the last exchange of this graph, by one of its results."""
-    if tf.executing_eagerly():
-        return
-    graph = tf.compat.v1.get_default_graph()
-    _exchanges_of(graph).note(result.op.name)
-    while (graph := getattr(graph, "outer_graph", None)) is not None:
-        _exchanges_of(graph).note()
-
-
-def _count_exchanges() -> int:
-    """Return how many exchanges this graph has so far."""
-    return _exchanges_of(tf.compat.v1.get_default_graph()).count
-
-
-def _is_call(operation: tf.Operation) -> bool:
-    return operation.type.removeprefix("Stateful").removeprefix("Stateless") in _CALLS

@@ -19,7 +19,7 @@ from tfdist.trainer.checkpoint_manager import CheckpointManager
 from tfdist.trainer.config import Config
 from tfdist.trainer.run_context import RunContext
 from tfdist.training.keras.variables_of_run import State
-from tfdist.training.runners.replica_times_and_nan_losses import Failure
+from tfdist.training.runners.replica_stats import Failure
 from tfdist.training.workers.exchange_numbers import take_from_chief
 
 # Returns to one checkpoint. A model that has diverged fails with any batch.

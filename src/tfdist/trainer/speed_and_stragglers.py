@@ -11,7 +11,7 @@ from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import Progressed
 from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow, TrainingClock
-from tfdist.training.runners.replica_times_and_nan_losses import milliseconds_of_tasks
+from tfdist.training.reports.task_speed import milliseconds_of_tasks
 
 # Times the median of the others. Above the first, a task is a straggler; below the second, it no longer is.
 _SLOW, _WELL = 2.0, 1.5

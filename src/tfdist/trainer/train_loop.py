@@ -41,9 +41,9 @@ from tfdist.training.keras.variables_of_run import State, other_optimizers, vari
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_scalars, as_text
 from tfdist.training.reports.software_and_devices import record_start, versions
+from tfdist.training.reports.task_speed import record_task_speed
 from tfdist.training.run_batches import name_steps
 from tfdist.training.runners.multi_step import Totals
-from tfdist.training.runners.replica_times_and_nan_losses import record_task_speed
 from tfdist.training.workers.exchange_numbers import wait_for_all
 from tfdist.training.workers.stop_together import Agreement
 

@@ -22,9 +22,10 @@ from tfdist.training.arguments import (
 from tfdist.training.epoch_batches import EpochBatches, EpochPart
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count
-from tfdist.training.keras.datasets_from_inputs import epoch_hooks, made_data
+from tfdist.training.keras.datasets_from_inputs import made_data
 from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
+from tfdist.training.keras.py_dataset_hooks import epoch_hooks
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.model_session import Phase, Session
 from tfdist.training.reports.logs import as_logs

@@ -23,16 +23,10 @@ from tfdist.training.epoch_batches import EpochBatches, FitSchedule
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.fit_epochs import FitEpochs
 from tfdist.training.keras.callbacks import make_callbacks, reset_batch_count, trainable_as_compiled
-from tfdist.training.keras.datasets_from_inputs import (
-    epoch_hooks,
-    hook_after_batches,
-    made_data,
-    random_state_kept,
-    split,
-    validation_parts,
-)
+from tfdist.training.keras.datasets_from_inputs import made_data, random_state_kept, split, validation_parts
 from tfdist.training.keras.kept_traces import traces_kept
 from tfdist.training.keras.losses_and_metrics.metrics_of_callbacks import metrics_read_in_this_process
+from tfdist.training.keras.py_dataset_hooks import epoch_hooks, hook_after_batches
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.model_session import Session
 from tfdist.training.run_batches import first_batches

@@ -29,10 +29,11 @@ from tfdist.training.data.inspect_dataset import size_of_shuffled
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks
-from tfdist.training.keras.datasets_from_inputs import epoch_hooks, length, made_data
+from tfdist.training.keras.datasets_from_inputs import length, made_data
 from tfdist.training.keras.kept_traces import Traces, kinds, traces_kept
 from tfdist.training.keras.model_checks import check_states
 from tfdist.training.keras.model_facts import has_own
+from tfdist.training.keras.py_dataset_hooks import epoch_hooks
 from tfdist.training.keras.py_dataset_threads import threads_of_data_ended
 from tfdist.training.keras.steps.predict_step import PlainPredictStep, PredictStep
 from tfdist.training.model_session import Coordination, graph_on_workers, randomness_of, replica_spec

@@ -10,7 +10,7 @@ from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import Progressed, TaskSpeed
 from tfdist.trainer import speed_and_stragglers
 from tfdist.trainer.speed_and_stragglers import Stragglers, Throughput
-from tfdist.training.runners.replica_times_and_nan_losses import record_task_speed
+from tfdist.training.reports.task_speed import record_task_speed
 
 
 @pytest.fixture

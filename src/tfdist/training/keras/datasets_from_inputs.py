@@ -28,6 +28,7 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.data.inspect_dataset import MOST_BYTES
+from tfdist.training.keras.py_dataset_hooks import has_hooks
 from tfdist.training.keras.py_dataset_threads import restart_for_each_pass
 
 _log = logging.getLogger("tfdist")
@@ -87,7 +88,7 @@ def made_data(
     )
     try:
         is_sliced = _is_sliced(model, x, y, sample_weight)
-        if not (is_sliced or _has_hooks(model, x) or hasattr(x, "__next__")) and _is_of_several_workers(
+        if not (is_sliced or has_hooks(model, x) or hasattr(x, "__next__")) and _is_of_several_workers(
             strategy
         ):
             text = "the order of %s is not compared between workers: seed it, so that it is the same on all"
@@ -187,7 +188,7 @@ def _adapted(
         adapter = epoch_iterator(keras_of(model))(x, y=y, steps_per_epoch=steps, **options).data_adapter
         restart_for_each_pass(adapter)
         dataset, count = adapter.get_tf_dataset(), adapter.num_batches
-        if count is None and _has_hooks(model, x):
+        if count is None and has_hooks(model, x):
             count = tf.data.INFINITE_CARDINALITY
     if count is None or int(dataset.cardinality()) >= 0:
         return dataset
@@ -197,12 +198,6 @@ def _adapted(
 def _weighted_by_class(model: Any, dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
     """Return a data set whose examples have the weights of their classes."""
     return dataset.map(class_weight_mapper(keras_of(model), class_weight, is_old=is_keras_2(model)))
-
-
-def _has_hooks(model: Any, x: Any) -> bool:
-    """Return whether data are a PyDataset, or a Sequence of Keras 2."""
-    utils = keras_of(model).utils
-    return isinstance(x, getattr(utils, "PyDataset", None) or utils.Sequence)
 
 
 def _with_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -251,42 +246,6 @@ def split(model: Any, arrays: tuple[Any, ...], share: float) -> tuple[Any, Any]:
         raise DataError("validation_split", _in_one_line(error)) from error
 
 
-def epoch_hooks(model: Any, x: Any, phase: str = "train") -> list[Any]:
-    """Return a list with the callback that calls the epoch hooks of a PyDataset; empty for other data.
-
-    Keras 3 ends an epoch before the first one too, unless it predicts: data may be shuffled there. In
-    training, `hook_after_batches` is called at the end of an epoch. Keras 2 has one hook only, in training.
-    """
-    if not _has_hooks(model, x):
-        return []
-
-    def begin(*_: Any) -> None:
-        x.on_epoch_begin()
-
-    def end(*_: Any) -> None:
-        x.on_epoch_end()
-
-    def end_and_begin(*_: Any) -> None:
-        end()
-        begin()
-
-    hooks: dict[str, dict[str, Any]] = {
-        "train": {"on_train_begin": end, "on_epoch_begin": begin},
-        "test": {"on_test_begin": end_and_begin, "on_test_end": end},
-        "predict": {"on_predict_begin": begin, "on_predict_end": end},
-    }
-    if is_keras_2(model):
-        hooks = {"train": {"on_epoch_end": end}, "test": {}, "predict": {}}
-    return [keras_of(model).callbacks.LambdaCallback(**hooks[phase])]
-
-
-def hook_after_batches(model: Any, x: Any) -> Callable[[], None]:
-    """Return what Keras 3 calls after the last batch of a training epoch, before it validates."""
-    if is_keras_2(model) or not _has_hooks(model, x):
-        return lambda: None
-    return x.on_epoch_end  # type: ignore[no-any-return]
-
-
 def _is_of_several_workers(strategy: tf.distribute.Strategy) -> bool:
     return has_mirrored_workers(strategy) and worker_count(strategy) > 1
 
@@ -306,7 +265,7 @@ def is_seeded() -> bool:
 
 def check_seeded(model: Any, x: Any, shuffle: bool | str) -> None:
     """Refuse a PyDataset that Keras shuffles in an order which another process cannot repeat."""
-    if shuffle and _has_hooks(model, x) and not is_seeded():
+    if shuffle and has_hooks(model, x) and not is_seeded():
         problem = "a PyDataset is shuffled without a seed: a resumed run would lose and repeat batches"
         raise DataError(
             "x", problem, remedy="Call keras.utils.set_random_seed(…) first, or pass shuffle=False"

@@ -14,7 +14,8 @@ from tfdist.strategies.current_cluster_and_strategy import is_chief_of, made_wit
 from tfdist.training.reports.logs import as_scalars
 from tfdist.training.reports.software_and_devices import record_start, versions
 from tfdist.training.reports.speed_window import SECONDS_BETWEEN_REPORTS, SpeedWindow, TrainingClock
-from tfdist.training.runners.replica_times_and_nan_losses import EXAMPLES, record_task_speed
+from tfdist.training.reports.task_speed import record_task_speed
+from tfdist.training.runners.replica_stats import EXAMPLES
 
 
 class FitReports:

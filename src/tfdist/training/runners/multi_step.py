@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps, Begun
 from tfdist.training.parameter_servers.variable_cache import PsCache
-from tfdist.training.runners.replica_times_and_nan_losses import now, only_after
+from tfdist.training.runners.replica_stats import now, only_after
 
 _FROM_THE_BEGINNING = Begun(0, 0)
 

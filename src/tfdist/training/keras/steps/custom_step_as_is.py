@@ -14,7 +14,7 @@ from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.keras.model_facts import uses_xla
 from tfdist.training.keras.steps.step_base import KerasStep, check_log, check_metrics_of_checkpoint
 from tfdist.training.runners.multi_step import Totals, make_execution
-from tfdist.training.runners.replica_times_and_nan_losses import Failure
+from tfdist.training.runners.replica_stats import Failure
 
 
 class CustomStepAsIs(KerasStep):

@@ -55,7 +55,7 @@ from tfdist.training.replicas.sparse_gradients import (
 )
 from tfdist.training.replicas.split_into_terms import OfSum
 from tfdist.training.runners.multi_step import Totals
-from tfdist.training.runners.replica_times_and_nan_losses import ReplicaStats
+from tfdist.training.runners.replica_stats import ReplicaStats
 
 _LOST_LOGS = (
     "model %s: the logs leave out what compute_metrics adds: %s. Override get_metrics_result to add it, which"

@@ -15,10 +15,10 @@ import tensorflow as tf
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import traced_by_chief
 from tfdist.training.keras.kept_traces import kinds
-from tfdist.training.keras.layer_writes import assignments_refused
 from tfdist.training.keras.losses_and_metrics.loss_divisors import losses_of_one_process
 from tfdist.training.keras.losses_and_metrics.metric_state import are_sums
 from tfdist.training.keras.optimizers.optimizer import Update, counter_of_all_steps, loss_scale
+from tfdist.training.keras.refuse_assignments import assignments_refused
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.steps.keras3_replica import Keras3Replica, Traced
 from tfdist.training.keras.steps.step_base import MetricStep, traced_in_place, value_of

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import keras_of
-from tfdist.training.keras.layer_writes import LayerWrites, assignments_refused
+from tfdist.training.keras.layer_writes import LayerWrites
+from tfdist.training.keras.refuse_assignments import assignments_refused
 from tfdist.training.keras.rng import GraphSeed, Randomness
 from tfdist.training.keras.stateless_scopes import recording_scope
 from tfdist.training.keras.steps.step_base import traced_in_place

@@ -18,7 +18,7 @@ from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.parameter_servers.sharded_keras_variables import variables_read_in_place
 from tfdist.training.parameter_servers.variable_cache import PsCache
 from tfdist.training.runners.multi_step import Totals
-from tfdist.training.runners.replica_times_and_nan_losses import Failure, ReplicaStats
+from tfdist.training.runners.replica_stats import Failure, ReplicaStats
 
 _Result = TypeVar("_Result")
 

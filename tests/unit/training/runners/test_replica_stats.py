@@ -4,13 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.training.runners.multi_step import Totals, make_execution
-from tfdist.training.runners.replica_times_and_nan_losses import (
-    EXAMPLES,
-    SECONDS,
-    STEPS,
-    Failure,
-    ReplicaStats,
-)
+from tfdist.training.runners.replica_stats import EXAMPLES, SECONDS, STEPS, Failure, ReplicaStats
 
 
 @pytest.fixture

@@ -12,9 +12,6 @@ import tensorflow as tf
 
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import eager_context, worker_count
-from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.record_events import record
-from tfdist.launcher.run_events import TaskSpeed
 from tfdist.strategies.gradient_arithmetic import tensors_of
 from tfdist.training.parameter_servers.worker_index_and_tables import worker_index
 
@@ -122,37 +119,3 @@ def _clock(_: Any) -> Any:
             return tf.timestamp()
 
     return tf.function(read, autograph=False).get_concrete_function(tf.TensorSpec([], tf.float64))
-
-
-def record_task_speed(cluster: ClusterConfig, step: int, times: Any) -> dict[str, float]:
-    """Record each task's milliseconds for a step, which are returned, and its share of all steps."""
-    milliseconds = milliseconds_of_tasks(cluster, times)
-    if not milliseconds:
-        return {}
-    names = _names(cluster)
-    steps = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])[:, :, STEPS].sum(axis=1)
-    shares = {name: float(part) for name, part in zip(names, steps / max(steps.sum(), 1), strict=True)}
-    record(TaskSpeed(step=step, milliseconds=milliseconds, shares=shares))
-    return milliseconds
-
-
-def milliseconds_of_tasks(cluster: ClusterConfig, times: Any) -> dict[str, float]:
-    """Return the milliseconds that each task computes for a step; see `computing_seconds`."""
-    return {name: 1000 * taken for name, taken in computing_seconds(cluster, times).items()}
-
-
-def computing_seconds(cluster: ClusterConfig, times: Any) -> dict[str, float]:
-    """Return the seconds that each task computes for a step, without its waits for other tasks and for data.
-
-    The slowest replica of a task counts. The result leaves out a task that has done no step.
-    """
-    if times is None:
-        return {}
-    names = _names(cluster)
-    table = np.asarray(times).reshape(len(names), -1, np.shape(times)[-1])
-    slowest = np.max(table[:, :, SECONDS] / np.maximum(table[:, :, STEPS], 1), axis=1)
-    return {name: float(seconds) for name, seconds in zip(names, slowest, strict=True) if seconds}
-
-
-def _names(cluster: ClusterConfig) -> list[str]:
-    return [str(task) for task in cluster.computing_tasks()] or ["this process"]
