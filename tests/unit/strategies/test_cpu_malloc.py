@@ -12,7 +12,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="is for Linux's 
 
 # A step takes 64 MB in pieces and gives all of it back; the first one may take them from the kernel.
 _PAGES_OF_TEN_STEPS = """
-import resource
+import ctypes, resource
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where the kernel has large pages, it hands out few
 def step():
     held = [b"x" * (1 << 23) for _ in range(8)]
 def faults():
