@@ -2,11 +2,13 @@
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 from tfdist.errors import ConfigError
 from tfdist.launcher.notebook import notebook_launcher
@@ -19,9 +21,12 @@ def test_the_example_and_the_page_train_on_workers_and_with_the_kernel_as_chief(
     notebook = nbformat.read(_ROOT / "examples" / "notebook.ipynb", as_version=4)
     page = (_ROOT / "docs" / "notebook.md").read_text()
     notebook.cells += map(nbformat.v4.new_code_cell, re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    NotebookClient(
-        notebook, timeout=600, startup_timeout=600, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    resources = {"metadata": {"path": str(tmp_path)}}
+    # A short path: the name of a socket may have 107 characters. Ports of the kernel may be taken before it starts.
+    with tempfile.TemporaryDirectory(prefix="kernel") as folder:
+        config = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/socket"}})
+        options = {"timeout": 600, "startup_timeout": 600, "resources": resources, "config": config}
+        NotebookClient(notebook, **options).execute()
     launched, as_chief = (notebook.cells[place] for place in (2, 4))
     shown = "".join(output.text for output in launched.outputs if output.output_type == "stream")
     assert "[worker:0] Epoch 3/3" in shown
