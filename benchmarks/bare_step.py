@@ -16,7 +16,7 @@ from typing import Any
 
 from results import machine, put, spread, table
 
-from tfdist.launcher.environment import enable_onednn
+from tfdist.launcher.onednn_variables import enable_onednn
 from tfdist.strategies.cpu_malloc import keep_memory
 
 MODELS = {"mnist_cnn": (28, 28, 1), "cifar10_cnn": (24, 24, 3)}

@@ -23,7 +23,7 @@ from results import machine, put, spread, table
 from watching import Run, watched
 
 from tfdist.datasets.open_data import open_data
-from tfdist.launcher.environment import enable_onednn
+from tfdist.launcher.onednn_variables import enable_onednn
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "cifar10-fast.yaml"

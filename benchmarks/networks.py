@@ -35,7 +35,7 @@ from results import machine, put, table
 from rounds import others, undisturbed
 
 import tfdist
-from tfdist.launcher.environment import enable_onednn
+from tfdist.launcher.onednn_variables import enable_onednn
 from tfdist.launcher.share_cores_and_gpus import own_cores
 
 PEERS = Path(__file__).parent / "peers"

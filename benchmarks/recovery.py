@@ -25,7 +25,7 @@ import numpy as np
 from results import machine, put, spread, table
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.environment import enable_onednn
+from tfdist.launcher.onednn_variables import enable_onednn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))

@@ -25,8 +25,8 @@ from results import machine, put, spread, table
 from rounds import others, told, undisturbed
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.environment import enable_onednn
 from tfdist.launcher.launch_tasks import launch
+from tfdist.launcher.onednn_variables import enable_onednn
 
 PEERS = Path(__file__).parent / "peers"
 MOST_OUTSIDE = 0.05  # of a core's time

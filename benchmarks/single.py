@@ -26,7 +26,7 @@ from rounds import alone
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tfdist.datasets.open_data import open_data
-from tfdist.launcher.environment import enable_onednn
+from tfdist.launcher.onednn_variables import enable_onednn
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"

@@ -26,7 +26,7 @@ from watching import ONE_THREAD, Run, watched
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.datasets.open_data import open_data
-from tfdist.launcher.environment import enable_onednn
+from tfdist.launcher.onednn_variables import enable_onednn
 
 PEER = Path(__file__).parent / "peers" / "to_accuracy.py"
 WORKERS = 2

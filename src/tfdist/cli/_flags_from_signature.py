@@ -13,7 +13,6 @@ import inspect
 import logging
 import math
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -25,8 +24,8 @@ from absl import flags
 from absl import logging as absl_logging
 
 from tfdist.cli._exit_status import exit_status
-from tfdist.errors import ConfigError, shown
-from tfdist.launcher.environment import enable_onednn
+from tfdist.errors import ConfigError
+from tfdist.launcher.onednn_variables import enable_onednn
 
 GIVEN_ENVIRONMENT = dict(os.environ)  # before a command sets variables of its own
 _DEFINE: dict[type, Callable[..., object]] = {
@@ -178,25 +177,3 @@ def _help(own: Collection[str]) -> str:
         text = f"{f'  --{flag.name}':<{indent}}{flag.help.removesuffix(_OF_ABSL)}{default}"
         lines += textwrap.wrap(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
     return "\n".join(lines)
-
-
-def worker_counts(text: str, most: int) -> list[int]:
-    """Return the numbers of workers, of at most so many, that `1..4` or `1,2,4` names."""
-    counts: list[int] = []
-    if bounds := re.fullmatch(r"([0-9]{1,5})\.\.([0-9]{1,5})", text):
-        counts = list(range(int(bounds[1]), int(bounds[2]) + 1))
-    elif re.fullmatch(r"[0-9]{1,5}(,[0-9]{1,5})*", text):
-        counts = sorted({int(number) for number in text.split(",")})
-    if not counts or not 1 <= counts[0] <= counts[-1] <= most:
-        expected = f"1..4 or 1,2,4, of at most {most} workers"
-        raise ConfigError("--workers", expected=expected, received=shown(text))
-    return counts
-
-
-def check_utf_8(where: str, *texts: str) -> None:
-    """Raise ConfigError for other bytes, which what engines read, and the events of a run, cannot contain."""
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # os.fsdecode's form of such bytes
-            raise ConfigError(where, f"{shown(text)} is not UTF-8", remedy="Rename it") from None

@@ -11,7 +11,8 @@ from typing import Annotated, NamedTuple
 
 from tfdist._utils.check_and_expand_paths import absolute_path, local_path, path_or_address
 from tfdist._utils.read_yaml_and_json import check_not_stream
-from tfdist.cli._flags_from_signature import Changes, ConfigFile, Flag, check_utf_8
+from tfdist.cli._check_values import check_utf_8
+from tfdist.cli._flags_from_signature import Changes, ConfigFile, Flag
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.roles_and_task_counts import DEFAULT_PORT
 from tfdist.engines.find_engine import engine_names, find_engine

@@ -15,7 +15,8 @@ from tfdist._utils.check_and_expand_paths import local_path
 from tfdist._utils.plotting import file_to_draw
 from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.write_files import as_json, write_output
-from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run, worker_counts
+from tfdist.cli._check_values import worker_counts
+from tfdist.cli._flags_from_signature import Changes, Flag, NeededConfig, run
 from tfdist.cli._prepare_data import prepare_data
 from tfdist.cluster.config import ClusterSection
 from tfdist.errors import ConfigError

@@ -20,8 +20,9 @@ from typing import Annotated
 from tfdist._utils.check_and_expand_paths import local_path
 from tfdist._utils.new_run_folder import claimed_run_folder
 from tfdist._utils.readable_text import duration, short_path
+from tfdist.cli._check_values import check_utf_8
 from tfdist.cli._end_of_run import page_written, print_results
-from tfdist.cli._flags_from_signature import Flag, LogFormat, Verbosity, check_utf_8, run
+from tfdist.cli._flags_from_signature import Flag, LogFormat, Verbosity, run
 from tfdist.cluster.config import ClusterConfig
 from tfdist.diagnostics.report.event_analysis import last_results, mean_speed
 from tfdist.diagnostics.report.page import PAGE, write_page

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tfdist._utils.check_and_expand_paths import local_path
 from tfdist._utils.plotting import file_to_draw
-from tfdist.cli._flags_from_signature import Flag, run, worker_counts
+from tfdist.cli._check_values import worker_counts
+from tfdist.cli._flags_from_signature import Flag, run
 from tfdist.errors import ConfigError
 from tfdist.trainer.shipped_configs import simulated_example
 

@@ -20,16 +20,9 @@ from tfdist._utils.check_and_expand_paths import absolute_path
 from tfdist._utils.new_run_folder import claimed_run_folder, stamped_run_folder
 from tfdist._utils.read_yaml_and_json import check_not_stream
 from tfdist._utils.readable_text import duration, short_path
+from tfdist.cli._check_values import check_utf_8
 from tfdist.cli._end_of_run import page_written, print_results
-from tfdist.cli._flags_from_signature import (
-    Changes,
-    Flag,
-    LogFormat,
-    NeededConfig,
-    Verbosity,
-    check_utf_8,
-    run,
-)
+from tfdist.cli._flags_from_signature import Changes, Flag, LogFormat, NeededConfig, Verbosity, run
 from tfdist.cli._load_tensorflow_quietly import load_tensorflow_quietly
 from tfdist.cli._plan_text import plan_text
 from tfdist.cli._prepare_data import prepare_data
@@ -45,7 +38,8 @@ from tfdist.launcher.send_reports import VARIABLE as PROGRESS
 from tfdist.profiling.parse_step_range import parse_steps
 from tfdist.strategies.strategy_names import roles_started_alone, strategy_name
 from tfdist.trainer.config import Settings, config_text, read_config
-from tfdist.trainer.run_folder import RunFolder, failure_written, find_run_folder
+from tfdist.trainer.failure_for_sagemaker import failure_written
+from tfdist.trainer.run_folder import RunFolder, find_run_folder
 from tfdist.trainer.sections.starting_and_watching_tasks import LaunchSection
 
 _log = logging.getLogger("tfdist")

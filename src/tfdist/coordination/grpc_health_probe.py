@@ -1,18 +1,13 @@
-"""Check whether a process answers at an address, and answer such checks where no TensorFlow server runs."""
+"""Check whether a process answers at an address."""
 
-import collections
-import contextlib
 import errno
-import functools
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from tfdist.cluster.addresses_and_free_ports import listen_on_all_interfaces, look_up
-from tfdist.coordination.background_threads import running_beside
+from tfdist.cluster.addresses_and_free_ports import look_up
 
 SECONDS_BETWEEN_CHECKS = 1.0
 SILENCE_LIMIT = 10.0  # seconds, TensorFlow's own limit for its tasks
@@ -25,8 +20,6 @@ HTTP2_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # an empty SETTINGS fr
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HTTP2_SETTINGS
 _GONE = (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 _NO_ROOM_HERE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_MOST_OPEN = 16
-_SECONDS_BETWEEN_LOOKS = 0.5
 _log = logging.getLogger("tfdist")
 
 
@@ -138,44 +131,3 @@ class ServerSilence:
             if silent_for >= self._limit:
                 return f"{name} has been silent for {silent_for:.0f} s"
         return ""
-
-
-@contextlib.contextmanager
-def answering_health_checks(address: str) -> Iterator[None]:
-    """Answer health checks at an address as a gRPC server does, while the block runs.
-
-    Nothing else depends on it: if the port is taken, this task is only not watched.
-    """
-    try:
-        listener = listen_on_all_interfaces(address)
-    except OSError as error:
-        _log.info("no health checks are answered at %s: %s", address, error.strerror)
-        yield
-        return
-    listener.settimeout(_SECONDS_BETWEEN_LOOKS)
-    with listener, running_beside(functools.partial(_answer, listener)):
-        yield
-
-
-def _answer(listener: socket.socket, is_over: threading.Event) -> None:
-    """Send each caller what a server says first. It reads nothing, so nobody can hold it up."""
-    # A connection that is closed before its caller has read the answer may be reset, and the answer lost.
-    connections: collections.deque[socket.socket] = collections.deque()
-    while not is_over.is_set():
-        try:
-            connection = listener.accept()[0]
-        except TimeoutError:
-            continue
-        except OSError as error:  # too many open files, or the caller has gone already
-            _log.info("a health check was not answered: %s", error.strerror)
-            is_over.wait(_SECONDS_BETWEEN_LOOKS)
-            continue
-        connections.append(connection)
-        with contextlib.suppress(OSError):  # the caller is gone already
-            connection.setblocking(False)
-            connection.sendall(HTTP2_SETTINGS)
-            connection.shutdown(socket.SHUT_WR)
-        if len(connections) > _MOST_OPEN:
-            connections.popleft().close()
-    for connection in connections:
-        connection.close()

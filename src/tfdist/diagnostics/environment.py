@@ -1,4 +1,4 @@
-"""Describe the software and the machine, with the limits that containers set, without loading TensorFlow."""
+"""Describe the software and the machine, without loading TensorFlow."""
 
 import importlib.metadata
 import os
@@ -6,11 +6,12 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from tfdist import __version__
 from tfdist._utils.readable_text import size
+from tfdist.diagnostics.control_group_limits import text_of
 from tfdist.launcher.environment import SECRET
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
@@ -26,7 +27,6 @@ _VARIABLES = (
 )  # fmt: skip
 _WHOLE_FILES = ("TFDIST_CONFIG_", "TFDIST_JOB_SCRIPT")
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy")
-_NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
 
 
 def describe_environment(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, str]:
@@ -68,7 +68,7 @@ def _memory(root: Path) -> str:
     if not total:
         return "unknown"
     text = f"{size(1024 * int(total.split()[0]))}, {size(bytes_available(root) or 0)} available"
-    limit = _text(root / "sys/fs/cgroup/memory.max").strip()
+    limit = text_of(root / "sys/fs/cgroup/memory.max").strip()
     return f"{text}, limited to {size(int(limit))}" if limit.isdigit() else text
 
 
@@ -94,7 +94,7 @@ def gpu_names(driver: Path) -> list[str]:
 
 def _gpus(driver: Path) -> str:
     names = gpu_names(driver)
-    version = next(iter(_text(driver / "version").splitlines()), "")
+    version = next(iter(text_of(driver / "version").splitlines()), "")
     if not names:
         return "none"
     return ", ".join([*names, version.removeprefix("NVRM version: ").strip()] if version else names)
@@ -114,81 +114,12 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _value(path: Path, name: str) -> str:
     """Return the value of the first line `name: value` of a file of the system; empty if there is none."""
-    for line in _text(path).splitlines():
+    for line in text_of(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
     return ""
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:  # another system or version of control groups, or a container that hides it
-        return ""
-
-
 def _count(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-
-
-def core_limit(root: Path) -> float | None:
-    """Return how many cores' time this process may use; None without a limit.
-
-    Args:
-        root: The folder that has the system's `proc` and `sys`.
-    """
-    limits = []
-    for folder in _folders(root, "cpu"):
-        quota, period = (
-            _words(folder / "cpu.max")
-            or (*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us"))
-            or ("max", "0")
-        )
-        if quota.isdigit() and int(period):
-            limits.append(int(quota) / int(period))
-    return min(limits, default=None)
-
-
-def memory_left(root: Path = Path("/")) -> int | None:
-    """Return how many bytes this process and its neighbours in the control group may still take.
-
-    Files that the system caches count as free, because it gives them up first.
-    """
-    left = []
-    for folder in _folders(root, "memory"):
-        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        used = _number(folder, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < _NO_LIMIT:
-            left.append(limit - used + _inactive_files(folder))
-    return min(left, default=None)
-
-
-def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of those around it, as far as they are seen."""
-    base = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mounts = [base / controllers, base / controller] if controllers else [base, base / "unified"]
-        group = PurePosixPath(path)
-        for place in (group, *group.parents):
-            yield from (mount / str(place).lstrip("/") for mount in mounts)
-
-
-def _inactive_files(folder: Path) -> int:
-    pairs = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    values = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
-    return values.get("total_inactive_file", values.get("inactive_file", 0))
-
-
-def _number(folder: Path, *names: str) -> int | None:
-    for name in names:
-        if (text := _text(folder / name).strip()).isdigit():
-            return int(text)
-    return None
-
-
-def _words(path: Path) -> tuple[str, ...]:
-    return tuple(_text(path).split())

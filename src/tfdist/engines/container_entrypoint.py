@@ -19,44 +19,20 @@ from pathlib import Path
 
 from tfdist._utils.write_files import storage_errors, temporary_folder
 from tfdist.cluster.config import ClusterConfig
-from tfdist.engines.job_description import CONFIG, Job
+from tfdist.engines.config_in_variables import write_config
+from tfdist.engines.job_description import CONFIG
 from tfdist.engines.restart_in_container import RESTARTS, SAVED_STEP_FILE, EndOfChief, RestartedCommand
 from tfdist.errors import ConfigError, exit_with_status
 from tfdist.launcher.environment import ENGINE, default_variables
-from tfdist.launcher.send_reports import PROGRESS_FILE, SAVED_STEP
+from tfdist.launcher.progress_for_engines import PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.supervisor.process_tree import (
     adopt_orphans,
 )
-from tfdist.trainer.run_folder import clear_failure, failure_file, write_failure
+from tfdist.trainer.failure_for_sagemaker import clear_failure, failure_file, write_failure
 from tfdist.transport.authentication import find_secret
 
 ENTRYPOINT = ("python", "-m", "tfdist.engines.container_entrypoint")
-NAME = "TFDIST_CONFIG_NAME"  # of the config file, for messages
-_CONFIG = "TFDIST_CONFIG_"
-_PIECE = 512  # bytes of a variable, SageMaker's limit
-MOST_BYTES = 60 * _PIECE  # SageMaker and Vertex AI take 100 variables
 _OPT_ML = Path("/opt/ml")
-
-
-def config_variables(job: Job) -> dict[str, str]:
-    """Return variables that contain the text of a job's config file; none for a script.
-
-    Raises:
-        ConfigError: It is too long, or cannot be read.
-    """
-    path, text = job.config, job.config_text
-    if path is None or text is None:
-        return {}
-    if (size := len(text.encode())) > MOST_BYTES:
-        expected, received = f"at most {MOST_BYTES} bytes", str(size)
-        remedy = "Put it into the image, and submit the command: -- python -m tfdist.train --config FILE"
-        raise ConfigError(str(path), expected=expected, received=received, remedy=remedy)
-    pieces = [""]
-    for character in text:
-        if len((pieces[-1] + character).encode()) > _PIECE:
-            pieces.append("")
-        pieces[-1] += character
-    return {NAME: path.name, **{f"{_CONFIG}{i}": piece for i, piece in enumerate(pieces)}}
 
 
 def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -66,7 +42,7 @@ def main(command: Sequence[str], environ: Mapping[str, str]) -> int:
         raise ConfigError("tfdist.engines.container_entrypoint", "needs a command")
     clear_failure(environ)
     with temporary_folder("tfdist-") as folder:
-        path = _write_config(Path(folder), environ)
+        path = write_config(Path(folder), environ)
         words = [str(path) if word == CONFIG else word for word in command]
         cluster = ClusterConfig.from_environment(environ=environ)
         if "SM_RESOURCE_CONFIG" in environ:
@@ -105,17 +81,6 @@ def _sagemaker_variables(environ: Mapping[str, str]) -> dict[str, str]:
         "SM_OUTPUT_DIR": str(opt_ml / "output"),
         "SM_OUTPUT_DATA_DIR": str(opt_ml / "output" / "data"),
     }
-
-
-def _write_config(folder: Path, environ: Mapping[str, str]) -> Path | None:
-    if not (name := environ.get(NAME)):
-        return None
-    pieces: list[str] = []
-    while (piece := environ.get(f"{_CONFIG}{len(pieces)}")) is not None:
-        pieces.append(piece)
-    path = folder / Path(name).name
-    path.write_text("".join(pieces), "utf-8")
-    return path
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from pathlib import Path
 from tfdist.engines.follow_logs import Line, read_logs
 from tfdist.engines.job_handle_and_state import State, Submission
 from tfdist.errors import StorageError
+from tfdist.launcher.progress_for_engines import SAVED_STEP
 from tfdist.launcher.progress_text import describe_progress
 from tfdist.launcher.report_messages import read_reports
 from tfdist.launcher.run_events import Progressed
-from tfdist.launcher.send_reports import SAVED_STEP
 
 _SECONDS_BETWEEN_READS = 0.5
 _BYTES_OF_A_PIECE = 1 << 20  # of a log

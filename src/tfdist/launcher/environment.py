@@ -1,16 +1,13 @@
 """Compute the environment variables of a task of a cluster on this machine."""
 
-import importlib.metadata
 import os
-import platform
 import re
-import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from tfdist._utils import stop_signals_from_environment
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.launcher.onednn_variables import onednn_variables
 from tfdist.launcher.share_cores_and_gpus import Cores
 
 # The variable of all tasks of a launch, also of those that it starts again: their checkpoints are its own.
@@ -35,9 +32,6 @@ _PYTHON_VARIABLES = {
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # of gRPC
 _NO_PROXY, _THIS_MACHINE = "no_grpc_proxy", ("127.0.0.1", "localhost", "::1")
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-_FLAGS_FOR_ONEDNN = {"avx2", "fma"}
-# Up to 2.14, oneDNN crashed or failed at products and convolutions in bfloat16 with AVX2 alone.
-_FIRST_VERSION_WITH_ONEDNN = (2, 15)
 
 
 def task_environment(
@@ -106,44 +100,3 @@ def _hosts_without_proxy(hosts: Iterable[str]) -> str:
     """
     given = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy", "")
     return ",".join(dict.fromkeys(filter(None, [*given.split(","), *_THIS_MACHINE, *hosts])))
-
-
-def enable_onednn() -> None:
-    """Enable oneDNN in this process, and those that it starts, unless the user has set the variable."""
-    for name, value in onednn_variables().items():
-        os.environ.setdefault(name, value)
-
-
-def onednn_variables(of_processor: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Return the variables that enable oneDNN where TensorFlow leaves it off although it is faster with it.
-
-    By default TensorFlow enables it only on x86 processors with AVX-512's instructions for neural networks,
-    or newer ones. With AVX2 alone, training was 1.5 to 1.8 times as fast with it (docs/bench.md). TensorFlow
-    reads the variable when it is imported, so it must be set before.
-
-    Args:
-        of_processor: The file in which the system describes its processors.
-    """
-    if (
-        sys.platform != "linux"
-        or platform.machine() != "x86_64"
-        or _tensorflow_version() < _FIRST_VERSION_WITH_ONEDNN
-    ):
-        return {}
-    try:
-        with of_processor.open(encoding="utf-8") as lines:
-            flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    except OSError:  # a container may hide the file
-        return {}
-    return {"TF_ENABLE_ONEDNN_OPTS": "1"} if _FLAGS_FOR_ONEDNN.issubset(flags) else {}
-
-
-def _tensorflow_version() -> tuple[int, ...]:
-    """Return the installed version of TensorFlow; empty if it has another package name."""
-    for name in ("tensorflow", "tensorflow-cpu"):
-        try:
-            major, minor, *_ = importlib.metadata.version(name).split(".")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return int(major), int(minor)
-    return ()

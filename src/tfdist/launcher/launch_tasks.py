@@ -17,7 +17,7 @@ from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.cluster.roles_and_task_counts import ROLES
 from tfdist.errors import LOST, ConfigError, did_you_mean, shown
-from tfdist.launcher import send_reports
+from tfdist.launcher import progress_for_engines, send_reports
 from tfdist.launcher.console import ScreenOptions
 from tfdist.launcher.dispatch_events import LaunchOutput
 from tfdist.launcher.environment import DEFAULT_GRACE, GRACE, LAUNCH, SECRET, START, task_environment
@@ -211,7 +211,7 @@ def _variables_to_report(reporter: int, events: Path | None) -> dict[str, str]:
     """Return the variables by which the chief reports: to the launcher, an engine's file and the events."""
     told = {
         send_reports.VARIABLE: send_reports.address(reporter),
-        **send_reports.inherited_progress_file(),
+        **progress_for_engines.inherited_progress_file(),
     }
     return told if events is None else {**told, EVENTS: str(events.absolute())}
 

@@ -10,10 +10,10 @@ import msgspec
 
 from tfdist._utils.terminal_size_and_tables import moves_its_cursor, terminal_size
 from tfdist.launcher.live_view import LiveView
+from tfdist.launcher.progress_for_engines import prints_progress
 from tfdist.launcher.progress_text import ProgressLines, describe_run
 from tfdist.launcher.record_events import listening
 from tfdist.launcher.run_events import AnyEvent, Evaluated, Progressed, RunStarted
-from tfdist.launcher.send_reports import prints_progress
 
 _CLEAR = "\r\x1b[2K"
 _log = logging.getLogger("tfdist")

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist._utils.keras_private import learning_rate_variable
 from tfdist._utils.nested_optimizers import without_loss_scale
 from tfdist.errors import ConfigError
-from tfdist.trainer.callbacks_of_config import _refuse_setters_of_rate
+from tfdist.trainer.callbacks_of_config import refuse_setters_of_rate
 from tfdist.trainer.checkpoint_manager import CallbackFacts
 from tfdist.training.keras.callback_states import (
     as_plain,
@@ -53,7 +53,7 @@ class Callbacks:
         """
         rate = learning_rate_variable(without_loss_scale(model.optimizer))
         if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
-            _refuse_setters_of_rate(callbacks)
+            refuse_setters_of_rate(callbacks)
         if any(getattr(callback, "swap_on_epoch", False) for callback in callbacks):
             problem = "SwapEMAWeights with swap_on_epoch changes the weights of checkpoints"
             raise ConfigError("train.callbacks", problem, remedy="Leave swap_on_epoch out")

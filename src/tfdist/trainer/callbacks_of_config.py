@@ -37,7 +37,7 @@ def check_named_callbacks(config: Config) -> None:
             made = _make(value)
             _refuse_late_ones(config, made)
             if config.train.schedule == "cosine" or config.train.warmup:
-                _refuse_setters_of_rate(made)
+                refuse_setters_of_rate(made)
         elif callable(found := import_object(name, "train.callbacks")):
             check_arguments(f"train.callbacks: {name}", found, arguments)
 
@@ -64,7 +64,7 @@ def _refuse_late_ones(config: Config, callbacks: Sequence[Any]) -> None:
             raise ConfigError(f"train.callbacks: {name}", problem, remedy=remedy)
 
 
-def _refuse_setters_of_rate(callbacks: Sequence[Any]) -> None:
+def refuse_setters_of_rate(callbacks: Sequence[Any]) -> None:
     """Refuse callbacks that set the learning rate, for an optimizer that takes it from a schedule."""
     setters = (tf.keras.callbacks.ReduceLROnPlateau, tf.keras.callbacks.LearningRateScheduler)
     for callback in callbacks:

@@ -4,9 +4,8 @@ A folder in an object store, such as gs://bucket/runs/x, has a copy below the ca
 works. remote_run_folder.py keeps the two the same.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +15,7 @@ from tfdist._utils.check_and_expand_paths import (
     expanded_path,
     path_or_address,
 )
-from tfdist._utils.write_files import storage_errors
-from tfdist.errors import ConfigError, TfdistError, shown
-
-_MOST_CHARACTERS = 1024  # of the failure file that SageMaker shows
+from tfdist.errors import ConfigError, shown
 
 
 @dataclass(frozen=True)
@@ -192,38 +188,3 @@ def _of_sagemaker(environ: Mapping[str, str]) -> RunFolder | None:
     output = Path(environ.get("SM_OUTPUT_DATA_DIR") or Path(model).parent / "output" / "data")
     checkpoints = Path(model).parent / "checkpoints"
     return replace(RunFolder.at(output), checkpoints=checkpoints, export=Path(model))
-
-
-def failure_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file whose text SageMaker shows as the reason of a failure; None elsewhere."""
-    if not (model := environ.get("SM_MODEL_DIR")):
-        return None
-    return Path(environ.get("SM_OUTPUT_DIR") or Path(model).parent / "output") / "failure"
-
-
-def clear_failure(environ: Mapping[str, str]) -> None:
-    """Remove the reason of an earlier failure that SageMaker would show."""
-    if path := failure_file(environ):
-        with storage_errors(path):
-            path.unlink(missing_ok=True)
-
-
-def write_failure(environ: Mapping[str, str], text: str) -> None:
-    """Write the reason of a failure for SageMaker."""
-    if path := failure_file(environ):
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text[:_MOST_CHARACTERS], "utf-8", "backslashreplace")
-
-
-@contextlib.contextmanager
-def failure_written(environ: Mapping[str, str]) -> Iterator[None]:
-    """Write the error of the block, if any, to the file that SageMaker reads."""
-    clear_failure(environ)
-    try:
-        yield
-    except Exception as error:
-        write_failure(
-            environ, str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
-        )
-        raise

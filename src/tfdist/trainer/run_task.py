@@ -29,9 +29,9 @@ import numpy as np
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.write_files import remove_partial, without_nan
 from tfdist.cluster.config import ClusterConfig
+from tfdist.coordination.answer_health_checks import answering_health_checks
 from tfdist.coordination.cluster_traffic import Traffic
 from tfdist.coordination.end_announcements import ServerTermination, keep_servers_at_exit
-from tfdist.coordination.grpc_health_probe import answering_health_checks
 from tfdist.coordination.heartbeat_watch import Watcher
 from tfdist.coordination.stall_watch import StallWatch
 from tfdist.coordination.stop_signals import Notice, handling_stop_signals

@@ -8,8 +8,9 @@ import pytest
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.coordination import grpc_health_probe
+from tfdist.coordination.answer_health_checks import answering_health_checks
 from tfdist.coordination.find_and_break_connections import peers_at, peers_last_at
-from tfdist.coordination.grpc_health_probe import answering_health_checks, answers
+from tfdist.coordination.grpc_health_probe import answers
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from commands import tfdist
+from tfdist.diagnostics.control_group_limits import core_limit, memory_left
 from tfdist.diagnostics.doctor.check_machine import check_machine
 from tfdist.diagnostics.doctor.check_software import check_software
 from tfdist.diagnostics.doctor.finding import Finding
-from tfdist.diagnostics.environment import core_limit, memory_left
-from tfdist.launcher.environment import onednn_variables
+from tfdist.launcher.onednn_variables import onednn_variables
 
 CHECK = """
 import sys

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tfdist.engines import restart_in_container
-from tfdist.engines.container_entrypoint import config_variables, main
+from tfdist.engines.config_in_variables import config_variables
+from tfdist.engines.container_entrypoint import main
 from tfdist.engines.job_description import Job
 from tfdist.launcher.supervisor.restart_policy import Backoff
 
@@ -104,7 +105,7 @@ def test_the_output_of_a_killed_command_is_not_lost(monkeypatch):
 # Each start of the command lasts for no time, and saves a checkpoint as often as it is told to.
 SAVING = """
 import os, pathlib, sys
-from tfdist.launcher.send_reports import write_saved_step
+from tfdist.launcher.progress_for_engines import write_saved_step
 count = pathlib.Path(sys.argv[1])
 starts = int(count.read_text() if count.exists() else 0) + 1
 count.write_text(str(starts))

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from run_started import run_started
 from tfdist.launcher import live_view
-from tfdist.launcher.live_view import LiveView, ProcessUsage
+from tfdist.launcher.live_view import LiveView
+from tfdist.launcher.process_usage import ProcessUsage
 from tfdist.launcher.run_events import (
     EpochEnded,
     Evaluated,

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.launcher.environment import onednn_variables
 from tfdist.launcher.launch_tasks import launch
+from tfdist.launcher.onednn_variables import onednn_variables
 
 NAME = "TF_ENABLE_ONEDNN_OPTS"
 LINUX = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launched import nothing_left, run  # noqa: F401  # a fixture
 
-from tfdist.launcher import progress_text, send_reports
+from tfdist.launcher import progress_for_engines, progress_text, send_reports
 from tfdist.launcher.outcome import LaunchError
 from tfdist.launcher.record_events import record, report_progress
 from tfdist.launcher.report_messages import (
@@ -56,15 +56,15 @@ def test_a_report_arrives(pipe):
 
 def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
-    monkeypatch.setenv(send_reports.PROGRESS_FILE, str(path))
-    monkeypatch.setattr(send_reports, "_written_at", float("-inf"))
-    monkeypatch.setattr(send_reports.time, "monotonic", lambda: 100.0)
+    monkeypatch.setenv(progress_for_engines.PROGRESS_FILE, str(path))
+    monkeypatch.setattr(progress_for_engines, "_written_at", float("-inf"))
+    monkeypatch.setattr(progress_for_engines.time, "monotonic", lambda: 100.0)
     report_progress(1, 10, loss=0.5)
     report_progress(2, 10)  # at once after the first: left out
     assert list(read_reports(path.read_bytes())) == [Progressed(1, 10, None, 0.5)]
     report_progress(10, 10)  # but never the last one
     assert list(read_reports(path.read_bytes())) == [Progressed(10, 10)]
-    monkeypatch.setenv(send_reports.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
+    monkeypatch.setenv(progress_for_engines.PROGRESS_FILE, str(tmp_path / "no folder" / "progress.json"))
     report_progress(10, 10)  # is no error of the training
     assert [file.name for file in tmp_path.iterdir()] == ["progress.json"]
 
@@ -72,11 +72,11 @@ def test_an_engine_reads_the_last_report_from_a_file(tmp_path, monkeypatch):
 def test_an_engine_whose_user_sees_no_file_has_it_printed(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(progress_text.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(send_reports, "_lines", progress_text.ProgressLines())
+    monkeypatch.setattr(progress_for_engines, "_lines", progress_text.ProgressLines())
     now[0] = 10.0
     report_progress(1, 10)
     assert capsys.readouterr().out == ""
-    monkeypatch.setenv(send_reports.LOG_PROGRESS, "1")
+    monkeypatch.setenv(progress_for_engines.LOG_PROGRESS, "1")
     report_progress(1, 10, loss=0.5)
     now[0] = 12.0
     report_progress(2, 10)  # soon after the first: left out

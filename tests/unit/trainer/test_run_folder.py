@@ -6,7 +6,8 @@ import pytest
 
 from tfdist._utils import check_and_expand_paths
 from tfdist.errors import ConfigError
-from tfdist.trainer.run_folder import RunFolder, failure_file, failure_written, find_run_folder
+from tfdist.trainer.failure_for_sagemaker import failure_file, failure_written
+from tfdist.trainer.run_folder import RunFolder, find_run_folder
 
 VERTEX = {
     "AIP_MODEL_DIR": "gs://bucket/jobs/7/model/",

@@ -15,7 +15,7 @@ import tensorflow as tf
 from fuzzing import manifest_of
 
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.grpc_health_probe import answering_health_checks
+from tfdist.coordination.answer_health_checks import answering_health_checks
 from tfdist.transport import listen_and_call, unproven_callers, worker_and_ps_ends
 from tfdist.transport import shared_memory as shared
 from tfdist.transport.authentication import Proofs

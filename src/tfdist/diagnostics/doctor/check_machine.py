@@ -10,10 +10,11 @@ from pathlib import Path
 
 from tfdist._utils.check_and_expand_paths import default_cache_dir, exists
 from tfdist._utils.readable_text import size
+from tfdist.diagnostics.control_group_limits import core_limit, memory_left
 from tfdist.diagnostics.doctor.finding import MACHINE, Finding, Findings, failure_of
-from tfdist.diagnostics.environment import bytes_available, core_limit, memory_left
+from tfdist.diagnostics.environment import bytes_available
 from tfdist.errors import ConfigError
-from tfdist.launcher.environment import onednn_variables
+from tfdist.launcher.onednn_variables import onednn_variables
 from tfdist.launcher.share_cores_and_gpus import own_cores, own_gpus
 
 _GIB = 1 << 30

@@ -11,9 +11,10 @@ from tfdist._utils.run_process import run_process
 from tfdist._utils.write_files import temporary_folder
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
+from tfdist.diagnostics.control_group_limits import memory_left
 from tfdist.diagnostics.doctor.finding import RUN, Finding, Findings
 from tfdist.diagnostics.doctor.parts_of_run_records import PARTS, Part, Plan
-from tfdist.diagnostics.environment import bytes_available, memory_left
+from tfdist.diagnostics.environment import bytes_available
 from tfdist.diagnostics.estimate_memory_and_traffic import TaskEstimate, estimate_tasks, one_of_each
 from tfdist.trainer.config import Config
 from tfdist.trainer.model_and_replica_sizes import ModelSizes, Replicas

@@ -23,14 +23,14 @@ from tfdist.engines.clouds.request_parts import (
     section_of,
     task_command,
 )
-from tfdist.engines.container_entrypoint import config_variables
+from tfdist.engines.config_in_variables import config_variables
 from tfdist.engines.follow_logs import Line, lines_until_end, raise_first, until_end
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.options_into_section import merged
 from tfdist.engines.restart_in_container import RESTARTS
 from tfdist.errors import ConfigError, TfdistError, one_line, shown
-from tfdist.launcher.send_reports import LOG_PROGRESS
+from tfdist.launcher.progress_for_engines import LOG_PROGRESS
 from tfdist.trainer.sections.engine import SageMakerSection
 
 _CHANNEL = "tfdist"  # the input channel with the secret

@@ -27,13 +27,13 @@ from tfdist.engines.clouds.request_parts import (
     section_of,
     task_command,
 )
-from tfdist.engines.container_entrypoint import config_variables
+from tfdist.engines.config_in_variables import config_variables
 from tfdist.engines.follow_logs import Line, read_logs, until_end
 from tfdist.engines.job_description import Job, without_references
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
 from tfdist.engines.options_into_section import merged
 from tfdist.errors import ConfigError, TfdistError, first_line, one_line
-from tfdist.launcher.send_reports import LOG_PROGRESS
+from tfdist.launcher.progress_for_engines import LOG_PROGRESS
 from tfdist.trainer.sections.engine import VertexSection
 
 _LAST_ENTRIES = 200

@@ -2,49 +2,40 @@
 
 import abc
 import contextlib
-import json
-import queue
 import re
 import secrets
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import msgspec
 import yaml
 
-from tfdist.engines.client_command import run_client
-from tfdist.engines.follow_logs import Line, lines_until_end, raise_first, until_end
+from tfdist.engines.follow_logs import raise_first, until_end
 from tfdist.engines.job_description import Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.kubernetes.objects import INSTANCE, ROLE, Application, Object
+from tfdist.engines.kubernetes.kubectl import delete_objects, get_objects, list_objects, run_kubectl, within
+from tfdist.engines.kubernetes.objects import INSTANCE, Application, Object
+from tfdist.engines.kubernetes.pod_logs import LogReader, list_pods, pods_of
 from tfdist.engines.kubernetes.why_pending import reason_of_events, reason_of_pods
 from tfdist.engines.options_into_section import with_options
 from tfdist.engines.yaml_dumper import Dumper
-from tfdist.errors import ConfigError, TfdistError, one_line, shown
+from tfdist.errors import ConfigError, TfdistError, shown
 from tfdist.trainer.sections.engine import KubernetesSection
 
-_SECONDS_BETWEEN_LOOKS = 2.0
 _OVERDUE = timedelta(minutes=5)  # more than clocks differ
 _LAST_LINES = 200
 _LONGEST_NAME = 40  # a pod's host name has 63 characters at most, with its role and numbers
-_INDEXES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 _STATES = {
     "Complete": State.SUCCEEDED,
     "Completed": State.SUCCEEDED,
     "Succeeded": State.SUCCEEDED,
     "Failed": State.FAILED,
 }
-_STAMPED = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\S+) ?(?P<text>.*)")
-_NOTE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ ")  # a line of kubectl's own log
-_Answer = TypeVar("_Answer")
 
 
 class KubectlEngine(abc.ABC):
@@ -75,19 +66,19 @@ class KubectlEngine(abc.ABC):
         submission = job.submission(handle, Path(application.run_dir))
         application = _without_existing_claim(application, submission)
         try:
-            _kubectl("apply", *_within(submission), "--filename=-", text=_rendered(application, self))
+            run_kubectl("apply", *within(submission), "--filename=-", text=_rendered(application, self))
         except TfdistError:
             # kubectl applies what it can. Errors of the clean-up must not hide why it has failed.
             for objects in self._objects_of(submission):
                 with contextlib.suppress(TfdistError):
-                    _delete(submission, objects)
+                    delete_objects(submission, objects)
             raise
         return submission
 
     def state(self, submission: Submission) -> tuple[State, str]:
         """Return the state by the conditions of the objects."""
         watched = self.watched(submission)
-        objects = _get(submission, *watched)
+        objects = get_objects(submission, *watched)
         if len(objects) < len(watched):
             if _has_pods(submission):  # which save their work
                 return State.RUNNING, "it was deleted, and its pods end"
@@ -110,7 +101,7 @@ class KubectlEngine(abc.ABC):
 
     def logs(self, submission: Submission, tasks: Sequence[str], follow: bool) -> Iterator[tuple[str, str]]:
         """Yield what kubectl logs prints for the pods of each task, one after the other."""
-        reader = _LogReader(submission, tasks, until_end(self.state, submission, follow))
+        reader = LogReader(submission, tasks, until_end(self.state, submission, follow))
         threads = [threading.Thread(target=reader.read, args=(task,), daemon=True) for task in tasks]
         for thread in threads:
             thread.start()
@@ -121,10 +112,10 @@ class KubectlEngine(abc.ABC):
 
     def last_lines(self, submission: Submission, task: str) -> list[str]:
         """Return the last lines of a task's newest pod."""
-        pods = _pods(_list_pods(submission, [task]), task)
+        pods = pods_of(list_pods(submission, [task]), task)
         if not pods:
             return []
-        return _kubectl("logs", *_within(submission), f"--tail={_LAST_LINES}", pods[-1].name).splitlines()
+        return run_kubectl("logs", *within(submission), f"--tail={_LAST_LINES}", pods[-1].name).splitlines()
 
     def cancel(self, submission: Submission) -> None:
         """Delete all objects of a job but the claim; its pods get SIGTERM, and time to save.
@@ -132,7 +123,7 @@ class KubectlEngine(abc.ABC):
         Raises:
             ConfigError: None of them exists.
         """
-        deleted = [_delete(submission, objects) for objects in self._objects_of(submission)]
+        deleted = [delete_objects(submission, objects) for objects in self._objects_of(submission)]
         if not "".join(deleted).strip():
             raise ConfigError(str(submission.handle), "nothing of it exists: it was deleted before")
 
@@ -163,7 +154,9 @@ def _section(job: Job, options: Mapping[str, str]) -> KubernetesSection:
 def _without_existing_claim(application: Application, submission: Submission) -> Application:
     """Return the application without the claim of the volume if it exists: other jobs use it as it is."""
     volume = application.section.volume
-    found = _get(submission, f"persistentvolumeclaim/{volume.claim}") if volume.size is not None else []
+    found = (
+        get_objects(submission, f"persistentvolumeclaim/{volume.claim}") if volume.size is not None else []
+    )
     if not found:
         return application
     size = found[0]["spec"]["resources"]["requests"]["storage"]
@@ -209,7 +202,7 @@ def _state_of(found: Object) -> tuple[State, str]:
 def _has_pods(submission: Submission) -> bool:
     """Return whether pods of a job have not ended; False if the user may not ask."""
     with contextlib.suppress(ConfigError):
-        pods = _list(submission, "pods", f"--selector={INSTANCE}={submission.handle.number}")
+        pods = list_objects(submission, "pods", f"--selector={INSTANCE}={submission.handle.number}")
         return any(
             pod["status"].get("phase") in ("Pending", "Running") and not _is_overdue(pod) for pod in pods
         )
@@ -228,9 +221,11 @@ def _why_pending(submission: Submission) -> str:
     """Return why no pod starts; nothing if Kubernetes does not say it, or the user may not ask."""
     name = submission.handle.number
     with contextlib.suppress(ConfigError):
-        if reason := reason_of_pods(_list(submission, "pods", f"--selector={INSTANCE}={name}")):
+        if reason := reason_of_pods(list_objects(submission, "pods", f"--selector={INSTANCE}={name}")):
             return reason
-        return reason_of_events(_list(submission, "events", "--field-selector=reason=FailedCreate"), name)
+        return reason_of_events(
+            list_objects(submission, "events", "--field-selector=reason=FailedCreate"), name
+        )
     return ""
 
 
@@ -241,160 +236,6 @@ def _ready(status: Object) -> Iterator[int]:
         yield one.get("ready") or 0
     for one in (status.get("replicaStatuses") or {}).values():
         yield one.get("active") or 0
-
-
-class _Pod(NamedTuple):
-    """A pod that has started."""
-
-    name: str
-    uid: str  # TFJob gives a pod that is made again the name of the one before
-    has_ended: bool
-
-
-def _list_pods(submission: Submission, tasks: Sequence[str]) -> list[Object]:
-    """Return the pods of tasks, and perhaps of others."""
-    labels = f"{INSTANCE}={submission.handle.number}"
-    if len(roles := {task.partition(":")[0] for task in tasks}) == 1:
-        labels += f",{ROLE}={roles.pop()}"
-    return _list(submission, "pods", f"--selector={labels}")
-
-
-def _pods(found: Sequence[Object], task: str) -> list[_Pod]:
-    """Return a task's pods that have started, the oldest first."""
-    role, _, index = task.partition(":")
-    pods = [
-        pod
-        for pod in found
-        if pod["status"].get("phase") != "Pending"
-        and pod["metadata"]["labels"].get(ROLE) == role
-        and index in (pod["metadata"]["labels"].get(label) for label in _INDEXES)
-    ]
-    pods.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-    return [
-        _Pod(
-            pod["metadata"]["name"],
-            pod["metadata"].get("uid") or pod["metadata"]["name"],
-            pod["status"].get("phase") in ("Succeeded", "Failed"),
-        )
-        for pod in pods
-    ]
-
-
-def _list(submission: Submission, kind: str, selector: str) -> list[Object]:
-    """Return the objects of a kind that a selector chooses."""
-    objects: list[Object] = json.loads(
-        _kubectl("get", kind, *_within(submission), selector, "--output=json")
-    )["items"]
-    return objects
-
-
-class _SharedAnswer(Generic[_Answer]):
-    """An answer of kubectl that several threads use for some seconds, or its error."""
-
-    def __init__(self, ask: Callable[[], _Answer]) -> None:
-        self._ask, self._lock = ask, threading.Lock()
-        self._asked_at = self.answered_at = float("-inf")
-        self._answer: _Answer | TfdistError
-
-    def get(self, since: float = float("-inf")) -> _Answer:
-        """Return the answer to a question that was asked after a time of `time.monotonic`."""
-        with self._lock:
-            now = time.monotonic()
-            if self._asked_at < since or now - self.answered_at >= _SECONDS_BETWEEN_LOOKS:
-                self._asked_at = now
-                try:
-                    self._answer = self._ask()
-                except TfdistError as error:
-                    self._answer = error
-                self.answered_at = time.monotonic()
-            answer = self._answer
-        if isinstance(answer, TfdistError):
-            raise answer
-        return answer
-
-
-class _LogReader:
-    """Read the logs of tasks, each in a thread: they share what kubectl says of the job and its pods."""
-
-    def __init__(
-        self, submission: Submission, tasks: Sequence[str], is_over: Callable[[], bool] | None
-    ) -> None:
-        self.lines: queue.Queue[Line | None] = queue.Queue()
-        self.errors: dict[str, TfdistError] = {}
-        self._submission = submission
-        self._pods = _SharedAnswer(lambda: _list_pods(submission, tasks))
-        self._is_over = _SharedAnswer(is_over) if is_over else None
-
-    def read(self, task: str) -> None:
-        """Put the lines of a task into the queue, the errors of those that cannot be read, and last None."""
-        newest: dict[str, str] = {}  # the time of each pod's last line
-        complete: set[str] = set()  # of their numbers
-
-        def logs(is_last: bool) -> Iterator[tuple[str, Iterator[Line]]]:
-            # The last pods are those after the job's end.
-            since = self._is_over.answered_at if self._is_over and is_last else float("-inf")
-            for pod in _pods(self._pods.get(since), task):
-                if pod.uid not in complete:
-                    yield f"{task} ({pod.name})", lines_of(pod)
-
-        def lines_of(pod: _Pod) -> Iterator[Line]:
-            for line in _log(self._submission, pod, newest, follow=self._is_over is not None):
-                yield task, line
-            if pod.has_ended:  # otherwise the connection was lost, and continues after the last line
-                complete.add(pod.uid)
-
-        is_over = self._is_over.get if self._is_over else None
-        try:
-            for line in lines_until_end(logs, is_over, _SECONDS_BETWEEN_LOOKS, self.errors):
-                self.lines.put(line)
-        except TfdistError as error:
-            self.errors[task] = error
-        finally:
-            self.lines.put(None)
-
-
-def _log(submission: Submission, pod: _Pod, newest: dict[str, str], *, follow: bool) -> Iterator[str]:
-    """Yield the lines of a pod, and what kubectl says if it cannot read them, which is an error then.
-
-    If they are followed, those after `newest`, the times of the last lines by pod.
-    """
-    before = newest.get(pod.uid, "")
-    since = [f"--since-time={before}"] if before else []
-    options = ["--follow", "--timestamps", *since] if follow else []
-    with subprocess.Popen(
-        ["kubectl", "logs", *_within(submission), *options, pod.name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="backslashreplace",
-    ) as process:
-        try:
-            for line in process.stdout or ():
-                match = _STAMPED.fullmatch(line.rstrip("\n")) if follow else None
-                if match is None:
-                    yield line.rstrip("\n")
-                # Of some nodes, the fraction of a second has no zeros at its end.
-                elif match["at"].rstrip("Z") > before.rstrip("Z"):
-                    newest[pod.uid] = match["at"]
-                    yield match["text"]
-            if status := process.wait():
-                raise ConfigError("kubectl logs", f"exited with {status}")
-        finally:
-            process.terminate()
-
-
-def _get(submission: Submission, *names: str) -> list[Object]:
-    """Return the objects of these names, as kind/name, without those that do not exist."""
-    answer = _kubectl("get", *_within(submission), "--ignore-not-found", "--output=json", *names)
-    found = json.loads(answer) if answer.strip() else {"items": []}
-    objects: list[Object] = found.get("items", [found])
-    return objects
-
-
-def _delete(submission: Submission, objects: Sequence[str]) -> str:
-    """Delete objects; return what kubectl says of those that existed."""
-    return _kubectl("delete", *_within(submission), "--ignore-not-found", "--wait=false", *objects)
 
 
 def _place(application: Application) -> str:
@@ -413,28 +254,7 @@ def _place(application: Application) -> str:
             raise ConfigError(where, expected=expected, received=shown(namespace), remedy=remedy)
         return earlier.place
     try:
-        context = _kubectl("config", "current-context").strip()
+        context = run_kubectl("config", "current-context").strip()
     except ConfigError:  # inside a cluster there is none
         return namespace
     return f"{namespace}@{quote(context, safe=':')}"
-
-
-def _within(submission: Submission) -> tuple[str, ...]:
-    namespace, _, context = submission.handle.place.partition("@")
-    return (f"--namespace={namespace}", *([f"--context={unquote(context)}"] if context else []))
-
-
-def _kubectl(*words: str, text: str | None = None) -> str:
-    """Run kubectl; return its output.
-
-    Raises:
-        ConfigError: There is no kubectl, or it refuses what it is asked for.
-    """
-    remedy = "Install it, and let it reach the cluster: https://kubernetes.io/docs/tasks/tools"
-    done = run_client(["kubectl", *words], "kubectl", remedy, text=text)
-    if done.returncode:
-        # Without a server, kubectl logs each of its attempts before it says what is wrong.
-        lines = [line for line in done.stderr.splitlines() if not _NOTE.match(line)]
-        problem = one_line("\n".join(lines)) or f"exited with {done.returncode}"
-        raise ConfigError(f"kubectl {words[0]}", problem)
-    return done.stdout

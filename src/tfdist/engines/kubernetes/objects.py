@@ -18,7 +18,7 @@ from tfdist.engines.log_files_and_exit_status import saved_step_path
 from tfdist.engines.options_into_section import merged
 from tfdist.engines.restart_in_container import RESTARTS, SAVED_STEP_FILE
 from tfdist.errors import LOST, ConfigError, shown
-from tfdist.launcher.send_reports import LOG_PROGRESS
+from tfdist.launcher.progress_for_engines import LOG_PROGRESS
 from tfdist.trainer.sections.engine import KubernetesSection, ResourcesSection
 
 Object = dict[str, Any]

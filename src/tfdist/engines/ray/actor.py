@@ -18,7 +18,7 @@ from tfdist.engines.job_description import PYTHON
 from tfdist.engines.ray import task_process
 from tfdist.engines.ray.launch_plan import FILES
 from tfdist.launcher.environment import default_variables, inherited_variables
-from tfdist.launcher.send_reports import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
+from tfdist.launcher.progress_for_engines import LOG_PROGRESS, PROGRESS_FILE, SAVED_STEP
 from tfdist.launcher.share_cores_and_gpus import SHARES_GPU, Cores
 
 _SECONDS_BETWEEN_READS = 0.2

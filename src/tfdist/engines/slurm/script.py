@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tfdist.engines.job_description import SHELL_CONFIG, Job, shell_command
 from tfdist.engines.options_into_section import by_role, with_options
 from tfdist.errors import LOST, ConfigError, shown
-from tfdist.launcher.send_reports import SAVED_STEP
+from tfdist.launcher.progress_for_engines import SAVED_STEP
 from tfdist.trainer.sections.engine import SlurmSection
 
 _CORES_OPTION = "cpus-per-task"

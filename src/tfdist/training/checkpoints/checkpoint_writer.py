@@ -11,9 +11,9 @@ from typing import Any
 from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import TfdistError
+from tfdist.launcher.progress_for_engines import write_saved_step
 from tfdist.launcher.record_events import record
 from tfdist.launcher.run_events import CheckpointSaved
-from tfdist.launcher.send_reports import write_saved_step
 from tfdist.training.checkpoints import checkpoint_files
 
 _log = logging.getLogger("tfdist")

@@ -13,7 +13,8 @@ from tfdist.engines.container_entrypoint import ENTRYPOINT
 from tfdist.engines.find_engine import find_engine
 from tfdist.engines.job_description import CONFIG, PYTHON, RUN_DIR, Job
 from tfdist.engines.job_handle_and_state import Handle, State, Submission
-from tfdist.engines.kubernetes import engine_base as kubectl_module
+from tfdist.engines.kubernetes import engine_base, pod_logs
+from tfdist.engines.kubernetes import kubectl as kubectl_module
 from tfdist.errors import ConfigError
 from tfdist.trainer.config import read_config
 from tfdist.trainer.sections.engine import EngineSection, KubernetesSection, ResourcesSection
@@ -125,7 +126,7 @@ def test_an_error_of_kubectl_has_no_lines_of_its_log(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     message = r"^kubectl get: The connection to the server was refused - did you mean another\?$"
     with pytest.raises(ConfigError, match=message):
-        kubectl_module._kubectl("get", "pods")
+        kubectl_module.run_kubectl("get", "pods")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -353,11 +354,12 @@ def kubectl(monkeypatch):
                 raise found
             return found
 
-        monkeypatch.setattr(kubectl_module, "_kubectl", answer)
+        for module in (kubectl_module, engine_base):
+            monkeypatch.setattr(module, "run_kubectl", answer)
         return calls
 
     install.texts = texts
-    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(pod_logs, "_SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
     return install
 
@@ -387,15 +389,15 @@ def test_an_error_of_one_task_leaves_the_logs_of_the_others(monkeypatch, tmp_pat
     def pods_of(submission, task):
         if isinstance(pods[task], Exception):
             raise pods[task]
-        return [kubectl_module._Pod(name, name, has_ended) for name, has_ended in pods[task].items()]
+        return [pod_logs._Pod(name, name, has_ended) for name, has_ended in pods[task].items()]
 
     (tmp_path / "kubectl").write_text(
         '#!/bin/sh\nfor pod; do :; done\necho "I am $pod"; [ $pod = good ] || exit 7\n'
     )
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(kubectl_module, "_list_pods", lambda *_: [])
-    monkeypatch.setattr(kubectl_module, "_pods", pods_of)
+    monkeypatch.setattr(pod_logs, "list_pods", lambda *_: [])
+    monkeypatch.setattr(pod_logs, "pods_of", pods_of)
     printed = []
     with pytest.raises(ConfigError) as caught:
         logs(follow=False, tasks=tuple(pods), printed=printed)
@@ -420,14 +422,12 @@ def test_a_connection_of_followed_logs_that_is_lost_continues_after_the_last_lin
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(pod_logs, "_SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
-    monkeypatch.setattr(kubectl_module, "_list_pods", lambda *_: [])
+    monkeypatch.setattr(pod_logs, "list_pods", lambda *_: [])
     has_ended, states = iter([False, True, True]), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
-    monkeypatch.setattr(
-        kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("pod", "1", next(has_ended))]
-    )
-    monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))
+    monkeypatch.setattr(pod_logs, "pods_of", lambda *_: [pod_logs._Pod("pod", "1", next(has_ended))])
+    monkeypatch.setattr(engine_base.KubectlEngine, "state", lambda *_: (next(states), ""))
     assert logs(follow=True) == [("chief:0", text) for text in ("a", "b", "c", "")]
     assert [line.split("--timestamps ")[1] for line in (tmp_path / "calls").read_text().splitlines()] == [
         "pod",
@@ -440,17 +440,17 @@ def test_a_pod_that_is_made_again_under_its_name_is_followed(monkeypatch, tmp_pa
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(pod_logs, "_SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(follow_logs, "_SECONDS_BETWEEN_STATES", 0.0)
-    monkeypatch.setattr(kubectl_module, "_list_pods", lambda *_: [])
+    monkeypatch.setattr(pod_logs, "list_pods", lambda *_: [])
     pods, states = iter("112"), iter([State.RUNNING, State.RUNNING, State.SUCCEEDED])
-    monkeypatch.setattr(kubectl_module, "_pods", lambda *_: [kubectl_module._Pod("x-0", next(pods), True)])
-    monkeypatch.setattr(kubectl_module.KubectlEngine, "state", lambda *_: (next(states), ""))
+    monkeypatch.setattr(pod_logs, "pods_of", lambda *_: [pod_logs._Pod("x-0", next(pods), True)])
+    monkeypatch.setattr(engine_base.KubectlEngine, "state", lambda *_: (next(states), ""))
     assert logs(follow=True) == [("chief:0", "1"), ("chief:0", "2")]
 
 
 def test_the_threads_of_the_tasks_share_what_kubectl_says(kubectl, monkeypatch):
-    monkeypatch.setattr(kubectl_module, "_SECONDS_BETWEEN_LOOKS", 3600.0)
+    monkeypatch.setattr(pod_logs, "_SECONDS_BETWEEN_LOOKS", 3600.0)
     tasks = tuple(f"worker:{index}" for index in range(20))
     deleted, no_pods = "", '{"items": []}'
     calls = kubectl(deleted, no_pods)
@@ -464,12 +464,12 @@ def test_the_threads_of_the_tasks_share_what_kubectl_says(kubectl, monkeypatch):
 
 def test_pods_of_other_tasks_are_left_out():
     def pod(role, index, phase="Running"):
-        labels = {kubectl_module.ROLE: role, kubectl_module._INDEXES[0]: index}
+        labels = {pod_logs.ROLE: role, pod_logs._INDEXES[0]: index}
         return {"metadata": {"name": f"{role}-{index}", "labels": labels}, "status": {"phase": phase}}
 
     found = [pod("chief", "0"), pod("worker", "0"), pod("worker", "1"), pod("ps", "1", "Pending")]
-    assert [pod.name for pod in kubectl_module._pods(found, "worker:1")] == ["worker-1"]
-    assert kubectl_module._pods(found, "ps:1") == []
+    assert [pod.name for pod in pod_logs.pods_of(found, "worker:1")] == ["worker-1"]
+    assert pod_logs.pods_of(found, "ps:1") == []
 
 
 WAITS = {"reason": "ImagePullBackOff", "message": "Back-off pulling\nimage"}
