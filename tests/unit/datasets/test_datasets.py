@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from commands import SECONDS
 from tfdist.datasets.augmentation import AUGMENTATIONS, draws
 from tfdist.datasets.disk_cache import Contents, prepare
 from tfdist.datasets.open_data import open_data
@@ -296,19 +298,20 @@ def test_the_same_contents_are_kept_once(tmp_path):
     assert len(list(tmp_path.glob("same-*"))) == 1
 
 
-PREPARE_SLOWLY = """
+PREPARE = """
 import logging, sys, time
 from pathlib import Path
 import numpy as np
 from tfdist.datasets.disk_cache import Contents, prepare
 
-folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
+folder = Path(sys.argv[1])
 
 def batches():
     with (folder / "reads").open("a") as file:
         print("read", file=file)
-    for _ in range(4):
-        time.sleep(seconds / 4)
+    for number in range(4):
+        while number and not (folder / "may_end").exists():
+            time.sleep(0.02)
         yield np.zeros((1000, 2, 2, 1), np.uint8), np.zeros(1000, np.int32)
 
 logging.basicConfig(level=logging.INFO)
@@ -319,36 +322,55 @@ print(prepare("slow", [], lambda: Contents((2, 2, 1), ("a",), batches(), [
 """
 
 
-def start_preparing(folder, seconds):
-    command = [sys.executable, "-c", PREPARE_SLOWLY, str(folder), str(seconds)]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-    assert process.stdout.readline() == "ready\n"
-    return process
+@pytest.fixture
+def start_preparing(tmp_path):
+    """Return a function that starts a process, and waits until it is ready; all are killed after the test."""
+    processes = []
 
+    def start(log=subprocess.DEVNULL):
+        command, pipe = [sys.executable, "-c", PREPARE, str(tmp_path)], subprocess.PIPE
+        processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True))
+        assert processes[-1].stdout.readline() == "ready\n"
+        return processes[-1]
 
-def test_one_process_prepares_and_the_others_wait(tmp_path):
-    processes = [start_preparing(tmp_path, 10) for _ in range(4)]
+    yield start
     for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    ends = [process.communicate(timeout=60) for process in processes]
-    assert [out.strip() for out, _ in ends] == ["4000"] * 4
+        process.kill()
+        process.communicate()
+
+
+def begin(process):
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def until(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_one_process_prepares_and_the_others_wait(tmp_path, start_preparing):
+    path = tmp_path / "log"
+    with path.open("a") as log:  # each line is written whole
+        processes = [start_preparing(log) for _ in range(4)]
+    for process in processes:
+        begin(process)
+    until(lambda: len(re.findall("is being prepared.*waiting for it", path.read_text())) == 3)
+    (tmp_path / "may_end").touch()
+    assert [process.communicate(timeout=SECONDS)[0].strip() for process in processes] == ["4000"] * 4
     assert (tmp_path / "reads").read_text() == "read\n"
-    assert sum("is being prepared" in err and "waiting for it" in err for _, err in ends) == 3
 
 
-def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path):
-    with start_preparing(tmp_path, 40) as killed:
-        killed.stdin.write("go\n")
-        killed.stdin.flush()
-        deadline = time.monotonic() + 30
-        while not list(tmp_path.glob(".slow-*.partial/train.images")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        killed.kill()
-    with start_preparing(tmp_path, 0) as process:
-        out, _ = process.communicate("go\n", timeout=60)
+def test_what_a_killed_process_left_is_not_taken_for_whole(tmp_path, start_preparing):
+    killed = start_preparing()
+    begin(killed)
+    until(lambda: list(tmp_path.glob(".slow-*.partial/train.images")))
+    killed.kill()
+    killed.wait()
+    (tmp_path / "may_end").touch()
+    out, _ = start_preparing().communicate("go\n", timeout=SECONDS)
     assert out.strip() == "4000"
     assert not list(tmp_path.glob(".slow-*.partial"))
 
