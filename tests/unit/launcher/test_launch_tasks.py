@@ -213,7 +213,10 @@ def test_what_a_shell_script_saves_decides_its_status(tmp_path, script):
     code = (
         "import os, signal, sys, time\nfrom pathlib import Path\n"
         f"folder = Path({str(tmp_path)!r})\nsaved = folder / 'saved'\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), saved.touch(), sys.exit(138)))\n"
+        "def save(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # timeout may pass it on once more, at any time
+        "    time.sleep(0.5); saved.touch(); sys.exit(138)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
         "Path(folder, 'ready').touch()\ntime.sleep(600)"
     )
     (tmp_path / "train.py").write_text(code)
@@ -226,6 +229,48 @@ def test_what_a_shell_script_saves_decides_its_status(tmp_path, script):
         shown, errors = launcher.communicate(timeout=SECONDS)
     assert (launcher.returncode, (tmp_path / "saved").exists()) == (138, True), errors
     assert b"had to be killed" not in shown
+
+
+# The command of a shell that has ended ends at the very moment at which the supervisor looks for it.
+ENDS_MEANWHILE = """
+import pathlib, sys, time
+sys.path.append(sys.argv[1])
+from supervisor import process_tree, supervisor
+find_groups, folder = supervisor.groups_in_sessions, pathlib.Path({folder!r})
+def find_late(leaders):
+    if leaders:
+        (folder / "looks").touch()
+        while process_tree._stat(int((folder / "pid").read_text()))[0] != "Z":
+            time.sleep(0.01)
+    return find_groups(leaders)
+supervisor.groups_in_sessions = find_late
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the processes of a session")
+def test_what_is_saved_while_the_supervisor_looks_for_it_decides_the_status_too(tmp_path):
+    code = (
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "def save(*_):\n"
+        "    while not (folder / 'looks').exists(): time.sleep(0.01)\n"
+        "    sys.exit(138)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "(folder / 'pid').write_text(str(os.getpid()))\n(folder / 'ready').touch()\ntime.sleep(600)"
+    )
+    (tmp_path / "train.py").write_text(code)
+    script = f"{sys.executable} {tmp_path}/train.py\nexit $?\n"
+    shell = f"import os; os.execvp('bash', ['bash', '-c', {script!r}])"
+    command = driver(shell, tmp_path / "r", cluster={"workers": 1}, grace=600)
+    command[2] = (
+        "from tfdist.launcher import start_supervisor as it\n"
+        f"it._SUPERVISOR_PROGRAM = {ENDS_MEANWHILE.format(folder=str(tmp_path))!r} + it._SUPERVISOR_PROGRAM\n"
+    ) + command[2]
+    with started(command) as launcher:
+        until((tmp_path / "ready").exists, "it trains")
+        launcher.send_signal(signal.SIGTERM)
+        _, errors = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 138, errors
 
 
 def test_who_ignores_sigterm_is_killed(tmp_path):

@@ -232,6 +232,31 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Collect the exit statuses of ended children, including adopted ones, and react to them."""
+        exits = self._collect()
+        # A shell that SIGTERM ends does not wait for its commands, which save.
+        if ended := self._shells.keys() - groups_in_sessions(self._shells):
+            exits += self._collect()  # of a command that has ended since
+        for pid in ended:
+            exits.append((self._shells.pop(pid), pid, self._running.pop(pid)))
+
+        # Of tasks that end at the same time, the lead that is done comes first, since nobody needs the others
+        # after it. Then one that a signal ended: it failed first. A lost one may name another.
+        def order(end: tuple[int, int, str]) -> tuple[bool, bool, bool]:
+            code, _, name = end
+            return (name, code) != (self._plan.lead, 0), code >= 0, code == self._plan.lost
+
+        for code, pid, name in sorted(exits, key=order):
+            reaction = self._policy.react(name, code)
+            is_late = reaction.asked and not self._policy.is_ending  # the lead was done, and needs it no more
+            self._send_event(exited=name, pid=pid, code=code, late=is_late, **reaction._asdict())
+            if name in self._policy.restart_at:
+                self._kill_leftovers(name, pid)
+
+    def _collect(self) -> list[tuple[int, int, str]]:
+        """Collect ended children; return the exit code, pid and name of each task among them.
+
+        One that SIGTERM has ended is returned by `_reap`, once all of its commands have ended.
+        """
         exits = []
         may_save = self._policy.is_ending and not self._is_sweeping
         while ended := reap_child():
@@ -249,22 +274,7 @@ class Supervisor:
                 self._orphans += code == -signal.SIGKILL and (self._is_sweeping or pid in self._killed)
                 if session in self._shells and code == self._plan.lost:
                     self._shells[session] = code  # all is saved
-        # A shell that SIGTERM ends does not wait for its commands, which save.
-        for pid in self._shells.keys() - groups_in_sessions(self._shells):
-            exits.append((self._shells.pop(pid), pid, self._running.pop(pid)))
-
-        # Of tasks that end at the same time, the lead that is done comes first, since nobody needs the others
-        # after it. Then one that a signal ended: it failed first. A lost one may name another.
-        def order(end: tuple[int, int, str]) -> tuple[bool, bool, bool]:
-            code, _, name = end
-            return (name, code) != (self._plan.lead, 0), code >= 0, code == self._plan.lost
-
-        for code, pid, name in sorted(exits, key=order):
-            reaction = self._policy.react(name, code)
-            is_late = reaction.asked and not self._policy.is_ending  # the lead was done, and needs it no more
-            self._send_event(exited=name, pid=pid, code=code, late=is_late, **reaction._asdict())
-            if name in self._policy.restart_at:
-                self._kill_leftovers(name, pid)
+        return exits
 
     def _ask(self) -> None:
         """Send SIGTERM to every process of the tasks' sessions, and set the time for SIGKILL."""
