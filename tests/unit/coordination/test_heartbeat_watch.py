@@ -97,7 +97,7 @@ def test_an_evaluator_that_was_there_and_falls_silent_is_named():
         server.settimeout(0.1)
         at = f"127.0.0.1:{server.getsockname()[1]}"
         command = [sys.executable, "-c", WITH_EVALUATOR, "127.0.0.1:1", at]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         thread = threading.Thread(target=answer)
         thread.start()
         with subprocess.Popen(command, text=True, **pipes) as process:
@@ -106,7 +106,7 @@ def test_an_evaluator_that_was_there_and_falls_silent_is_named():
             finally:
                 is_heard.set()
                 thread.join()
-            _, said = process.communicate(timeout=SECONDS)
+            _, said = process.communicate(timeout=SECONDS)  # which ends the pause of its watch
     assert process.returncode == 0, said
     assert said.count("evaluator:0") == 1, said
     assert f"evaluator:0 at {at} silent for " in said
@@ -126,6 +126,7 @@ def answers_and_says(address):
     is_alive = answers(address)
     if is_alive:
         print("heard", flush=True)
+        sys.stdin.read()  # until nobody answers any more
     return is_alive
 
 heartbeat_watch.answers = answers_and_says
@@ -157,8 +158,10 @@ def test_a_task_without_files_breaks_the_connections_when_it_has_some(silent, mo
 
     monkeypatch.setattr(heartbeat_watch, "break_connections", break_connections)
     cluster = ClusterConfig(chief=["127.0.0.1:1"], worker=[silent]).with_task("chief", 0)
-    with Watcher(cluster, heartbeat_timeout=0.5, spared=["worker"]):
+    with Watcher(cluster, heartbeat_timeout=0.5, spared=["worker"]) as watcher:
         assert is_broken.wait(SECONDS)
+    for thread in watcher._threads:
+        thread.join(SECONDS)  # it notes what it has done
     assert set(asked) == {"worker:0"}
     assert heartbeat_watch.is_continued_without(Task("worker", 0))
     heartbeat_watch._continued_without.clear()

@@ -297,6 +297,7 @@ def test_what_another_version_tells_is_not_heeded(cluster):
     (chief, other), texts, _ = cluster()
     texts.put("of/1/0", '{"number": 1, "of_another_version": 2}')
     with chief.watch.call("predict", meets=True):
+        chief.watch._messages.listeners[1].join(SECONDS)
         time.sleep(0.3)
     assert chief.ends == []
     assert not chief.watch._messages.listeners[1].is_alive()

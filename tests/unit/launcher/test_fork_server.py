@@ -108,7 +108,8 @@ def test_what_a_lost_forked_task_leaves_is_ended_before_it_comes_again(here, not
         "if me == 'worker-1':\n"
         "    try: left = Path('/proc', (here / 'left').read_text(), 'environ').read_bytes()\n"
         "    except OSError: left = b''\n"  # as of a zombie
-        "    (here / 'ended').write_text(str(not left))\n"
+        "    (here / 'noted').write_text(str(not left))\n"
+        "    (here / 'noted').rename(here / 'ended')\n"  # written whole: the end of the chief ends this task
         "while me == 'chief-0' and not (here / 'ended').exists(): time.sleep(0.01)\n"
     )
     run(code, here, ClusterConfig.local(workers=2, ps=1), loads_once=True, restarts=1, alone=["worker"])

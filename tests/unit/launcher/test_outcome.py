@@ -25,7 +25,7 @@ import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready, tell = os.pipe()
 for kind in ("child", "session", "daemon"):
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         if kind != "child":
             os.setsid()
         if kind == "daemon" and os.fork():
@@ -34,6 +34,7 @@ for kind in ("child", "session", "daemon"):
         time.sleep(600)
 for _ in range(3):
     os.read(ready, 1)
+os.waitpid(pid, 0)  # that of the daemon's parent
 print("tree stands", flush=True)
 time.sleep(600)
 """
@@ -56,8 +57,7 @@ def forest(run_dir, **options):
 def test_a_signal_to_the_launcher_ends_all(tmp_path, nothing_left, number):  # noqa: F811
     with forest(tmp_path, grace=0.5) as process:
         until_up(tmp_path, "tree stands")
-        # The launcher, its supervisor and that one's log writer; a daemon's parent may take a moment to end.
-        until(lambda: len(alive(nothing_left)) == TREES + 3, "all have started")
+        assert len(alive(nothing_left)) == TREES + 3  # the launcher, its supervisor and that one's log writer
         process.send_signal(number)
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number

@@ -16,6 +16,7 @@ from launched import MARK, SECONDS, alive, driver, holds, nothing_left, run, sta
 import tfdist
 from tfdist.cluster.config import ClusterConfig
 from tfdist.launcher.outcome import LaunchError
+from tfdist.launcher.run_events import TaskStarted, read_events
 from tfdist.launcher.supervisor.private_network import why_no_private_network
 
 DOWNLOADS = "raise OSError('URL fetch failure: [Errno -3] Temporary failure in name resolution')"
@@ -32,7 +33,7 @@ spec = json.loads(os.environ["TF_CONFIG"])
 ports = [int(address.split(":")[1]) for address in spec["cluster"]["worker"]]
 index = spec["task"]["index"]
 server = socket.create_server(("", ports[index]))
-give_up = time.monotonic() + 30
+give_up = time.monotonic() + 300
 while True:
     try:
         socket.create_connection(("127.0.0.1", ports[1 - index]), timeout=5)
@@ -69,6 +70,8 @@ def reachable(port):
 
 def joined(run_dir, port, *, code=JOIN, prefix=(), python=sys.executable, **options):
     """Return what another process prints that joins the private network of a run."""
+    events = run_dir / "events.jsonl"  # the launcher may write them after what the tasks print
+    until(lambda: sum(isinstance(event, TaskStarted) for event in read_events(events)) == 2, "all are noted")
     command = [*prefix, python, "-c", code, str(run_dir), str(port)]
     done = subprocess.run(command, capture_output=True, timeout=SECONDS, text=True, check=False, **options)
     return done.stdout + done.stderr

@@ -97,9 +97,10 @@ def test_the_evaluation_of_an_epoch_is_that_of_the_validation_data(port):
 
 def idle(port, count):
     """Return connections that send half a request."""
-    connections = [socket.create_connection(("127.0.0.1", port), SECONDS) for _ in range(count)]
-    for connection in connections:
-        connection.sendall(b"GET /met")
+    connections = []
+    for _ in range(count):
+        connections.append(socket.create_connection(("127.0.0.1", port), SECONDS))
+        connections[-1].sendall(b"GET /met")  # before a later one takes its place, which would reset it
     return connections
 
 

@@ -104,7 +104,6 @@ def test_tasks_with_one_secret_make_a_ring_and_close_their_doors(count, encrypte
 
 @pytest.mark.parametrize(("last", "encrypted"), [(OTHER, ()), again(SECRET, (0, 1))])
 def test_who_has_another_secret_or_encrypts_nothing_is_refused(monkeypatch, last, encrypted):
-    monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT", 5.0)
     monkeypatch.setattr(joining, "_SECONDS_TO_ACCEPT", 5.0)
     said, _ = joined(ClusterConfig.local(workers=3), [SECRET, SECRET, last], encrypted=encrypted)
 

@@ -240,7 +240,7 @@ def test_a_worker_that_the_cluster_does_not_have_is_in_nobodys_way(ends, hello):
     server, worker, _, addresses = ends
     port = int(server.listen(b""))
     proofs = server._proofs(port, is_encrypted=False)
-    with call(("127.0.0.1", port), worker_and_ps_ends._pack_server(0), proofs, 5) as connection:
+    with call(("127.0.0.1", port), worker_and_ps_ends._pack_server(0), proofs, SECONDS) as connection:
         connection.sendall(hello)
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
