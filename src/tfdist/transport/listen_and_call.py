@@ -23,6 +23,7 @@ from tfdist.transport.unproven_callers import (
     GREETING,
     HANDSHAKE_TIMEOUT,
     NONCE_BYTES,
+    PROVEN_TIMEOUT,
     UnprovenCallers,
     set_options,
 )
@@ -154,7 +155,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) -> Connection:
-    """Connect to another task.
+    """Connect to another task, which may stall for so many seconds.
 
     Raises:
         ConnectError: The task cannot be reached, or the two do not know the same secret.
@@ -167,7 +168,7 @@ def call(address: tuple[str, int], ends: bytes, proofs: Proofs, seconds: float) 
             raise ConnectError(f"{where} cannot be reached: {reason_of(error)}") from error
         try:
             set_options(connection)
-            return _proven_by_both(connection, where, ends, proofs)
+            return _proven_by_both(connection, where, ends, proofs, max(seconds, HANDSHAKE_TIMEOUT))
         except TimeoutError as error:
             connection.close()
             raise ConnectError(f"{where} does not answer") from error
@@ -204,23 +205,25 @@ def _connect(address: tuple[str, int], seconds: float) -> socket.socket:
     raise failure
 
 
-def _proven_by_both(connection: socket.socket, where: str, ends: bytes, proofs: Proofs) -> Connection:
+def _proven_by_both(
+    connection: socket.socket, where: str, ends: bytes, proofs: Proofs, seconds: float
+) -> Connection:
     """Prove to the called task that this one knows the secret, and check its own proof."""
-    deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+    deadline = time.monotonic() + seconds
     if read_exactly(connection, len(GREETING), deadline) != GREETING:
         raise ConnectError(f"{where} is not a task of this version of tfdist")
     challenge = (ends, read_exactly(connection, NONCE_BYTES, deadline), os.urandom(NONCE_BYTES))
     connection.sendall(challenge[-1] + proofs.prove(b"caller", *challenge))
     if not proofs.is_proven(read_exactly(connection, PROOF_BYTES, deadline), b"called", *challenge):
         raise ConnectError(f"{where} does not know the secret")
-    connection.settimeout(HANDSHAKE_TIMEOUT)
+    connection.settimeout(PROVEN_TIMEOUT)
     return proofs.connection(connection, *challenge, is_caller=True)
 
 
 def read_exactly(connection: Connection, count: int, deadline: float | None = None) -> bytes:
     """Read this many bytes; raise TimeoutError if they come after the deadline, or take too long."""
     received, timeout = b"", connection.gettimeout()
-    deadline = time.monotonic() + HANDSHAKE_TIMEOUT if deadline is None else deadline
+    deadline = time.monotonic() + PROVEN_TIMEOUT if deadline is None else deadline
     try:
         while len(received) < count:
             if (seconds := deadline - time.monotonic()) <= 0:

@@ -19,7 +19,8 @@ from tfdist.transport.authentication import PROOF_BYTES, Connection, Proofs
 
 GREETING = b"tfdist exchange 1\n"
 NONCE_BYTES = 32
-HANDSHAKE_TIMEOUT = 5.0  # seconds for the whole handshake
+HANDSHAKE_TIMEOUT = 5.0  # seconds for the whole handshake of a caller, who may be a stranger
+PROVEN_TIMEOUT = 15.0  # seconds for each message of a task that is proven, which may stall for some of them
 _MAX_CALLERS = 64
 _SECONDS_AFTER_FAILED_ACCEPT = 0.1
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 60, "TCP_KEEPCNT": 120}
@@ -131,7 +132,7 @@ class UnprovenCallers:
             if not self._proofs.is_proven(caller.received[NONCE_BYTES:], b"caller", *challenge):
                 raise ConnectionRefusedError("does not know the secret")
             caller.connection.sendall(self._proofs.prove(b"called", *challenge))
-            caller.connection.settimeout(HANDSHAKE_TIMEOUT)
+            caller.connection.settimeout(PROVEN_TIMEOUT)
         except BlockingIOError:
             return False
         except OSError as error:

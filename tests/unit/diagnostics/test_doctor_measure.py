@@ -42,7 +42,8 @@ def _patient(monkeypatch):
     for name in ("_SECONDS", "_SECONDS_TO_CONNECT"):
         monkeypatch.setattr(protocol, name, SECONDS)
     for module in (listen_and_call, unproven_callers):
-        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", SECONDS)
+        for name in ("HANDSHAKE_TIMEOUT", "PROVEN_TIMEOUT"):
+            monkeypatch.setattr(module, name, SECONDS)
     monkeypatch.setattr(links, "_SECONDS_FOR_A_PAIR", SECONDS)
 
 

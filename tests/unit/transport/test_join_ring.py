@@ -72,7 +72,8 @@ def joined(cluster, secrets, meanwhile=lambda ports: None, encrypted=()):
 def _patient(monkeypatch):
     monkeypatch.setattr(joining, "_SECONDS_TO_CONNECT", SECONDS)
     for module in (listen_and_call, unproven_callers):
-        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", SECONDS)
+        for name in ("HANDSHAKE_TIMEOUT", "PROVEN_TIMEOUT"):
+            monkeypatch.setattr(module, name, SECONDS)
 
 
 def addresses_listened_at():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,7 +23,8 @@ SECONDS = 300  # a busy machine is no failure
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     for module in (listen_and_call, unproven_callers):
-        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", SECONDS)
+        for name in ("HANDSHAKE_TIMEOUT", "PROVEN_TIMEOUT"):
+            monkeypatch.setattr(module, name, SECONDS)
 
 
 @pytest.fixture
@@ -116,6 +118,17 @@ def test_a_caller_that_drips_has_one_deadline_for_all(monkeypatch, listener, idl
     assert sent < NONCE_BYTES + PROOF_BYTES - 1
     monkeypatch.setattr(unproven_callers, "HANDSHAKE_TIMEOUT", SECONDS)
     assert is_let_in(listener)
+
+
+def test_a_called_task_that_stalls_is_waited_for_as_long_as_one_that_cannot_be_reached(monkeypatch):
+    monkeypatch.setattr(listen_and_call, "HANDSHAKE_TIMEOUT", 0.01)
+    with Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(is_let_in, listener)
+        with pytest.raises(TimeoutError):
+            calling.result(0.3)
+        with listener.caller(RANKS, PROOFS, SECONDS) as connection:
+            connection.sendall(b"+")
+        assert calling.result(SECONDS)
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n" * 9, b"", b"x" * (NONCE_BYTES + PROOF_BYTES)])

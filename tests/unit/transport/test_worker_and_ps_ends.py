@@ -41,7 +41,8 @@ def no_time_to_end(monkeypatch):
 def _patient(monkeypatch):
     monkeypatch.setattr(worker_and_ps_ends, "_SECONDS_TO_CONNECT", SECONDS)
     for module in (listen_and_call, unproven_callers):
-        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT", SECONDS)
+        for name in ("HANDSHAKE_TIMEOUT", "PROVEN_TIMEOUT"):
+            monkeypatch.setattr(module, name, SECONDS)
 
 
 @pytest.fixture
@@ -180,6 +181,17 @@ def test_what_is_not_the_same_memory_is_not_taken_for_it(lie, tmp_path):
             assert theirs.recv(1) == b"-"
             theirs.sendall(b"+")
             assert found.result(SECONDS) is None
+
+
+def test_a_proven_task_that_stalls_is_waited_for_longer_than_a_stranger(monkeypatch):
+    monkeypatch.setattr(listen_and_call, "HANDSHAKE_TIMEOUT", 0.01)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        sharing = pool.submit(shared.share_memory, ours)
+        with pytest.raises(TimeoutError):
+            sharing.result(0.3)
+        assert shared.share_memory(theirs, may=False) is None
+        assert sharing.result(SECONDS) is None
 
 
 def test_what_is_left_of_a_step_that_was_given_up_is_no_part_of_the_next(ends, pool):
