@@ -1,11 +1,8 @@
 """Exchanges of a graph run in the order of the program, also those in branches and loops."""
 
-import os
 import time
 from collections import defaultdict
 from types import SimpleNamespace
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 

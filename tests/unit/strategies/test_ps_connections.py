@@ -1,10 +1,7 @@
 """All workers and servers are asked to connect at once, and one that does not answer is named."""
 
-import os
 import re
 import threading
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 

@@ -1,9 +1,5 @@
 """Arguments of fit, evaluate and predict are taken as Keras takes them, or refused in one line."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,5 @@
 """Evaluating returns, calls and counts what Keras's own evaluate does."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import pytest
 
 from tfdist.errors import ConfigError, DataError

@@ -1,10 +1,7 @@
 """The loop in one process: what it refuses, and that it is Keras's own fit to the last digit."""
 
 import contextlib
-import os
 from types import SimpleNamespace
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

@@ -2,9 +2,6 @@
 
 import contextlib
 import logging
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

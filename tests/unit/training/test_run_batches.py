@@ -1,9 +1,6 @@
 """An epoch counts as the installed Keras counts."""
 
-import os
 from types import SimpleNamespace
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

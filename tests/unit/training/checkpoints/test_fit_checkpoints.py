@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import msgspec
 import numpy as np
 import pytest

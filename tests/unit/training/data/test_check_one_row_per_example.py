@@ -1,9 +1,6 @@
 """A batch whose tensors have other numbers of rows is refused where replicas would get parts of it."""
 
-import os
 from typing import Any, NamedTuple
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

@@ -1,9 +1,5 @@
 """Data sets are prepared for TensorFlow: without the autotuner, and with sparse batches split among replicas."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

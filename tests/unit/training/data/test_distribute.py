@@ -1,9 +1,5 @@
 """Data sets are split among workers by example, whatever their options say."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import pytest
 
 tf = pytest.importorskip("tensorflow")

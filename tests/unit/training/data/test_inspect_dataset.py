@@ -1,9 +1,6 @@
 """Data sets that workers could not each run for itself are told from those that they can."""
 
 import functools
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 

@@ -1,9 +1,5 @@
 """A seeded shuffle has the orders of Keras's own `fit`, in all epochs and in the calls after it."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

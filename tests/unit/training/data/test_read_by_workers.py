@@ -1,9 +1,6 @@
 """Each asynchronous worker makes its own part of the data, or one line says why it cannot."""
 
-import os
 import types
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

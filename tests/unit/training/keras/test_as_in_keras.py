@@ -1,9 +1,5 @@
 """Layers, losses and metrics of Keras 2 may ask tensors in an `if`; steps are called as they are written."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

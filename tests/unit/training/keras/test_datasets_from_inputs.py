@@ -1,11 +1,8 @@
 """What Keras's own fit, evaluate and predict take gives the same numbers."""
 
 import inspect
-import os
 import threading
 from contextlib import nullcontext
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

@@ -1,9 +1,6 @@
 """Callbacks see and do under `fit` just what they see and do under Keras's own fit."""
 
 import csv
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pytest

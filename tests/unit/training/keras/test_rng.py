@@ -1,9 +1,5 @@
 """One process draws what Keras's own fit draws, in every step, and each of several replicas something else."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,5 @@
 """The state of a model has the values of whole variables, whatever shards its variables are in."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,5 @@
 """A variable in shards is one variable to Keras; what would be another thing for each shard is refused."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,5 @@
 """A graph shows whether a number is a mean or a sum over the examples of a batch."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import pytest
 
 tf = pytest.importorskip("tensorflow")

@@ -1,9 +1,5 @@
 """A graph shows whether a batch only adds to a state."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import pytest
 
 tf = pytest.importorskip("tensorflow")

@@ -1,9 +1,5 @@
 """Masked losses of Keras 2 are those of one process, whatever is masked on each replica."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import numpy as np
 import pytest
 
