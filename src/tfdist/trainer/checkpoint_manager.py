@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tfdist._utils.shared_config_types import name_and_arguments
 from tfdist.errors import ConfigError, shown
 from tfdist.launcher.environment import START
 from tfdist.launcher.hide_secrets import values_without_secrets
 from tfdist.trainer.evaluator_notes import EvaluatorNotes
+from tfdist.trainer.keras_names import snake_case
 from tfdist.trainer.run_context import RunContext
 from tfdist.trainer.starts_and_lost_steps import RunHistory
 from tfdist.trainer.step_counts import total_steps
@@ -248,6 +250,14 @@ def check_total(place: str, step: int, total: int) -> None:
         raise ConfigError(place, problem, remedy="Set another --run_dir, or at least as many steps")
 
 
+def _in_one_spelling(setting: str, value: Any) -> Any:
+    """Return a value of the config; if it names a class of Keras, such as Adam, in the way it is compared."""
+    if setting not in ("train.optimizer", "train.loss") or not isinstance(value, (str, dict)):
+        return value
+    name, arguments = name_and_arguments(value)
+    return (name if ":" in name else snake_case(name)), arguments
+
+
 def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
     """Raise ConfigError if the config differs from what was trained, with the first difference."""
     earlier = dict(values_without_secrets(earlier))  # older versions of tfdist stored secrets, too
@@ -255,8 +265,9 @@ def _check_same(where: str, earlier: Mapping[str, Any], trained: Mapping[str, An
         earlier["data.name"] = trained["data.name"]
     for name in {**earlier, **trained}:
         before, value = earlier.get(name), trained.get(name)
+        is_other = _in_one_spelling(name, before) != _in_one_spelling(name, value)
         is_option = name.startswith("model.options.")  # which may be null
-        if before != value or (is_option and (name in earlier) != (name in trained)):
+        if is_other or (is_option and (name in earlier) != (name in trained)):
             problem = f"was trained with {name} {shown(before)}, but now it is {shown(value)}"
             remedy = "Set another --run_dir, or the same value"
             raise ConfigError(where, problem, remedy=remedy)

@@ -102,6 +102,17 @@ def test_the_fingerprint_decides_whether_the_data_are_the_same(tmp_path, cache):
         manager_of(tmp_path, "{}", cache, name="/a/photos", fingerprint="0" * 12).find()
 
 
+def test_another_spelling_of_the_same_class_is_the_same_setting(tmp_path, cache):
+    def manager(optimizer, loss):
+        return manager_of(tmp_path, f"train: {{optimizer: {optimizer}, loss: {loss}}}", cache)
+
+    manager("Adam", "SparseCategoricalCrossentropy").save(4, {"a": np.zeros(2)}, {"accuracy": 0.5})
+    assert manager("{name: adam}", "sparse_categorical_crossentropy").find() == 4
+    for optimizer in ("adamax", "{name: adam, beta_1: 0.8}"):
+        with pytest.raises(ConfigError, match="was trained with train.optimizer 'Adam', but now it is "):
+            manager(optimizer, "SparseCategoricalCrossentropy").find()
+
+
 def test_a_checkpoint_has_the_seconds_of_all_starts(tmp_path, cache, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("tfdist.trainer.checkpoint_manager.time.monotonic", lambda: now[0])
