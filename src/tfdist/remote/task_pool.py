@@ -1,6 +1,7 @@
 """Distribute calls among tasks; a lost task gets no calls until it is back."""
 
 import collections
+import contextlib
 import logging
 import queue
 import threading
@@ -22,6 +23,7 @@ from tfdist.errors import ConfigError, TaskLost, first_line
 # When a process ends, TensorFlow's calls to it fail, and its listener closes at about the same time.
 _SECONDS_TO_BE_GONE = 2.0
 _SECONDS_TO_ANSWER = 10.0
+_SECONDS_TO_END = 10.0  # for calls beside one that has failed
 _log = logging.getLogger("tfdist")
 
 
@@ -133,10 +135,27 @@ class Pool:
     def share(self, count: int, call: Callable[[Task, int], Any], tasks: Sequence[Task]) -> list[Any]:
         """Make calls numbered from 0, each on the next free task; return their values, in order."""
         self._check_open()
-        waiting = collections.deque(range(count))
-        values: dict[int, Any] = {}
         running: dict[Task, _Run] = {}
         ends: queue.Queue[_End] = queue.Queue()
+        try:
+            return self._share(count, call, tasks, running, ends)
+        except TaskLost:
+            raise
+        except Exception:
+            # TensorFlow fails what a task is sent behind a call with the error of the call.
+            _await(running, ends)
+            raise
+
+    def _share(
+        self,
+        count: int,
+        call: Callable[[Task, int], Any],
+        tasks: Sequence[Task],
+        running: dict[Task, _Run],
+        ends: "queue.Queue[_End]",
+    ) -> list[Any]:
+        waiting = collections.deque(range(count))
+        values: dict[int, Any] = {}
         asked, health = time.monotonic(), None
         failed: set[int] = set()  # calls that have failed once, on tasks that are there
         while len(values) < count:
@@ -260,6 +279,16 @@ def _still_computes(task: Task) -> bool:
             return fetch(tf.identity(one))
 
     return task in call_each(compute, [task], _SECONDS_TO_ANSWER)
+
+
+def _await(running: dict[Task, _Run], ends: "queue.Queue[_End]") -> None:
+    """Wait until calls have ended, but not for long."""
+    deadline = time.monotonic() + _SECONDS_TO_END
+    while running and (seconds := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            end = ends.get(timeout=seconds)
+            if running.get(end.task) is end.run:
+                del running[end.task]
 
 
 def _next(ends: "queue.Queue[_End]") -> _End | None:

@@ -144,6 +144,32 @@ def test_an_error_of_the_function_that_looks_like_that_of_a_lost_task_is_raised(
     assert few.pool.tasks == tuple(few.all)
 
 
+def test_no_other_call_runs_any_more_when_the_error_of_one_is_raised(tasks, monkeypatch):
+    few, ended, is_awaited, wait = tasks(2), [], threading.Event(), task_pool._await
+
+    def awaited(*words):
+        is_awaited.set()
+        wait(*words)
+
+    def call(task, number):
+        if number == 0:
+            raise ValueError("a mistake")
+        assert is_awaited.wait(30)
+        ended.append(number)
+
+    monkeypatch.setattr(task_pool, "_await", awaited)
+    with pytest.raises(ValueError, match="a mistake"):
+        few.pool.share(2, call, few.all)
+    assert ended == [1]
+    monkeypatch.setattr(task_pool, "_SECONDS_TO_END", 0.0)
+    is_awaited.clear()
+    monkeypatch.setattr(task_pool, "_await", wait)
+    with pytest.raises(ValueError, match="a mistake"):  # though the other takes long
+        few.pool.share(2, call, few.all)
+    is_awaited.set()
+    assert few.pool.share(2, lambda task, number: number, few.all) == [0, 1]
+
+
 def test_a_call_whose_connection_breaks_for_a_moment_is_made_again(tasks, monkeypatch):
     few, errors = tasks(2), [tf.errors.UnavailableError(None, None, "Socket closed")]
     monkeypatch.setattr(task_pool, "_still_computes", lambda task: True)
