@@ -52,7 +52,19 @@ def end(process):
     process.stdin.flush()
 
 
-SAVES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(138))); print('up'); time.sleep(600)"
+SAVES = """
+import signal, sys, time
+
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # timeout may pass it on once more, at any time
+    time.sleep(0.5)
+    print("saved")
+    sys.exit(138)
+
+signal.signal(signal.SIGTERM, save)
+print("up")
+time.sleep(600)
+"""
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
 
 

@@ -147,6 +147,12 @@ def on_host(made, *words, **options):
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, **options, check=False)
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    """Keep what the user's own profile prints and sets out of login shells."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def test_the_shell_of_a_host_finds_folder_and_python(tmp_path):
     folder = tmp_path / "it's a $HOME"
     assert on_host(plan(folder=str(folder)), "check", "1").returncode == NO_FOLDER
@@ -161,12 +167,11 @@ def test_the_shell_of_a_host_finds_folder_and_python(tmp_path):
 
 def test_setup_runs_in_a_login_shell_of_bash_and_must_succeed(tmp_path):
     (tmp_path / ".bash_profile").write_text("module() { echo $* > loaded; [ $1 = load ]; }\n")
-    home = {"env": {**os.environ, "HOME": str(tmp_path)}}
     lines = ["module load cuda", "source /dev/null", "export A='b  c'", 'cat; echo "$A" > made']
-    done = on_host(plan(folder=str(tmp_path), setup=lines), "check", "1", input="x", **home)
+    done = on_host(plan(folder=str(tmp_path), setup=lines), "check", "1", input="x")
     assert (done.returncode, done.stderr) == (0, "")
     assert ((tmp_path / "loaded").read_text(), (tmp_path / "made").read_text()) == ("load cuda\n", "b  c\n")
-    done = on_host(plan(folder=str(tmp_path), setup=["module lod cuda", "true"]), "check", "1", **home)
+    done = on_host(plan(folder=str(tmp_path), setup=["module lod cuda", "true"]), "check", "1")
     assert (done.returncode, done.stderr) == (NO_SETUP, "module lod cuda: status 1\n")
 
 
