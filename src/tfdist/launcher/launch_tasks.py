@@ -144,7 +144,7 @@ def launch(
             lost=LOST,
         )
         descriptors = [reporter, *(log.fd for log in logs.values())]
-        supervisor = stack.enter_context(started_supervisor(plan, descriptors))
+        supervisor = stack.enter_context(started_supervisor(descriptors))
         output = stack.enter_context(
             LaunchOutput(
                 cluster,
@@ -180,6 +180,7 @@ def launch(
         if network_isolation == "never" and not elsewhere:
             monitor.warn_of_exposure("network_isolation is 'never'")
         handle_signals_by(monitor.stop)
+        supervisor.begin(plan)  # not before: a signal would end this process, and the tasks unsaved
         return monitor.follow()
 
 

@@ -39,9 +39,22 @@ class SupervisorProcess:
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.control, self.pid, self.is_gone = control, pid, False
         self._received = b""
+        self._has_plan = False
+        self._unsent: list[object] = []
+
+    def begin(self, plan: SupervisorPlan) -> None:
+        """Send it the plan, on which it starts the tasks."""
+        with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
+            self.control.sendall(plan.to_json())
+        self._has_plan = True
+        for what in self._unsent:
+            self.send(what)
 
     def send(self, what: object) -> None:
-        """Tell it what to do."""
+        """Tell it what to do, once it has the plan: a signal handler may come before that."""
+        if not self._has_plan:
+            self._unsent.append(what)
+            return
         with contextlib.suppress(OSError):  # it has already ended
             self.control.send(json.dumps(what).encode() + b"\n")
 
@@ -63,8 +76,8 @@ class SupervisorProcess:
 
 
 @contextlib.contextmanager
-def started_supervisor(plan: SupervisorPlan, descriptors: Sequence[int]) -> Iterator[SupervisorProcess]:
-    """Start the supervisor with a plan; after the block it ends all tasks."""
+def started_supervisor(descriptors: Sequence[int]) -> Iterator[SupervisorProcess]:
+    """Start the supervisor, which waits for its plan; after the block it ends all tasks."""
     control, its_end = socket.socketpair()
     with control:
         with its_end:
@@ -86,8 +99,6 @@ def started_supervisor(plan: SupervisorPlan, descriptors: Sequence[int]) -> Iter
                     "launcher", problem, remedy="See the limits of processes (ulimit -a)"
                 ) from error
         try:
-            with contextlib.suppress(ConnectionError):  # it was killed, which LaunchMonitor.follow reports
-                control.sendall(plan.to_json())
             yield SupervisorProcess(control, process.pid)
         finally:
             control.close()

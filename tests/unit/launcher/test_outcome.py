@@ -211,6 +211,23 @@ def test_tasks_that_save_their_work_on_sigterm_make_138(tmp_path):
     assert process.returncode == 138
 
 
+def test_a_signal_that_comes_as_soon_as_the_tasks_run_lets_them_save(tmp_path):
+    slow = (
+        "import time\nfrom tfdist.launcher.launch_monitor import LaunchMonitor\n"
+        "begin = LaunchMonitor.begin\n"
+        "LaunchMonitor.begin = lambda *words: (time.sleep(1), begin(*words))\n"
+    )
+    code = (
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(138))\n"
+        "with open(f'/proc/{os.getppid()}/stat') as file: launcher = int(file.read().rpartition(')')[2].split()[1])\n"
+        "os.kill(launcher, signal.SIGTERM)\ntime.sleep(600)"
+    )
+    command = driver(code, tmp_path, cluster={"workers": 1})
+    with started([*command[:2], slow + command[2], *command[3:]]) as process:
+        _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 138, err
+
+
 def test_a_signal_while_the_launcher_tidies_up_changes_no_status(tmp_path):
     late = (
         "import contextlib, signal\nfrom tfdist.launcher import launch_tasks\nfolder = launch_tasks.temporary_folder\n"

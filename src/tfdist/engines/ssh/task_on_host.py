@@ -82,7 +82,8 @@ def _run(order: Order, received: bytes, scratch: Path) -> int:
     log = os.dup(1)
     reports, reporter = send_reports.open_pipe()
     plan = _supervisor_plan(order, _variables(order, scratch, reporter), scratch, log, reporter)
-    with started_supervisor(plan, [log, reporter]) as supervisor:
+    with started_supervisor([log, reporter]) as supervisor:
+        supervisor.begin(plan)
         for fd in (log, reporter):
             os.close(fd)
         # A thread: a slow connection does not delay the end of the task.
