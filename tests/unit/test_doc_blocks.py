@@ -127,6 +127,14 @@ def test_the_whole_config_of_a_page_is_the_shipped_one(page, tmp_path):
     assert read_config(tmp_path / "ps2w.yaml").config == read_config(ROOT / "configs/ps2w.yaml").config
 
 
+def test_the_files_that_contributors_read_exist():
+    named = re.findall(r"`([\w./]+/[\w.]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 30
+    assert not [
+        name for name in named if not (ROOT / "src/tfdist" / name).exists() and not (ROOT / name).exists()
+    ]
+
+
 def test_one_page_lists_the_variables_of_the_environment():
     rows = _rows((ROOT / "docs/environment.md").read_text())
     listed = {name for row in rows for name in re.findall(r"TFDIST_[A-Z_]+", row[1])}
