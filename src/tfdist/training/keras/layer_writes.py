@@ -12,12 +12,17 @@ from tfdist.training.keras.model_facts import is_alone
 from tfdist.training.keras.rng import Randomness
 from tfdist.training.keras.stateless_scopes import RecordingScope
 from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
-from tfdist.training.replicas.ops_across_examples import is_total_of_rows
+from tfdist.training.replicas.ops_across_examples import is_total_of_rows, keeps_rows
 
 AVERAGED = (
     "layer state %s is declared or computed as a sum or a maximum over a batch; each replica writes it for"
     " its part of the batch, and it becomes the mean over the examples of all parts. Count in a metric to"
     " have sums"
+)
+MIXED = (
+    "state %s is assigned examples of a batch, or what is computed of each, as in a queue of features; each"
+    " replica has those of its part, and the mean of what the replicas assign is not what one process has."
+    " Train on one_device"
 )
 _log = logging.getLogger("tfdist")
 
@@ -68,21 +73,17 @@ class LayerWrites:
             remedy = "Make the variable, or its metric or SeedGenerator, an attribute of the layer"
             raise ConfigError(where, problem, remedy=remedy)
         if self._is_in_parts:
-            self._warn_of_sums(found, rows)
+            self._warn_of_parts(found, rows)
         return found
 
-    def _warn_of_sums(self, found: Sequence[tuple[Any, tf.Tensor]], rows: int | None) -> None:
-        """Warn once of each variable that a layer declares a sum over replicas, or writes as one."""
-        has_graph = not tf.executing_eagerly()
-        sums = {
-            variable.path
-            for variable, value in found
-            if getattr(variable, "aggregation", "") == "sum"
-            or (has_graph and is_total_of_rows(tf.convert_to_tensor(value), rows))
-        }
-        for path in sorted(sums - self._named):
-            _log.warning(AVERAGED, path)
-        self._named |= sums
+    def _warn_of_parts(self, found: Sequence[tuple[Any, tf.Tensor]], rows: int | None) -> None:
+        """Warn once of each variable of which the mean of the replicas' values is not that of one process."""
+        for variable, value in sorted(found, key=lambda pair: str(pair[0].path)):
+            warning = AVERAGED if getattr(variable, "aggregation", "") == "sum" else None
+            warning = warning or warning_of_assignment(tf.convert_to_tensor(value), rows)
+            if warning is not None and variable.path not in self._named:
+                _log.warning(warning, variable.path)
+                self._named.add(variable.path)
 
     def to_share(
         self, found: Sequence[tuple[Any, tf.Tensor]], seeds: Sequence[tuple[Any, tf.Tensor]]
@@ -93,3 +94,15 @@ class LayerWrites:
             tf.convert_to_tensor(value - drawn[id(variable)] if id(variable) in drawn else value)
             for variable, value in found
         ]
+
+
+def warning_of_assignment(value: tf.Tensor, rows: int | None) -> str | None:
+    """Return the warning of a value that replicas assign, if its mean is not that of one process.
+
+    `rows` is the number of examples, None in a graph that does not fix it.
+    """
+    if tf.executing_eagerly():  # nothing shows how it is computed
+        return None
+    if is_total_of_rows(value, rows):
+        return AVERAGED
+    return MIXED if keeps_rows(value, rows) else None

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_private import MOMENTS
 from tfdist._utils.operations_behind import operations_behind
-from tfdist.training.replicas.detect_paired_examples import pairs_examples
+from tfdist.training.replicas.detect_paired_examples import depends_on_data, pairs_examples
 from tfdist.training.replicas.graph_queries import (
     PASSES_ON,
     has_rows,
@@ -25,7 +25,12 @@ _PUT_BACK = (
     "UnsortedSegmentSum",
 )  # fmt: skip
 _TOTALS = ("Max", "Min", "Prod", "Sum")
+_TOTALS_BY_NUMBER = ("DenseBincount", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentSum")
 _COMBINING = ("Add", "AddN", "AddV2", "Maximum", "Minimum", "Sub")
+_PLACING = (
+    "ConcatV2", "GatherV2", "Pack", "ReverseV2", "Roll", "ScatterNd", "SelectV2", "Slice", "StridedSlice",
+    "TensorScatterAdd", "TensorScatterUpdate", "Transpose",
+)  # fmt: skip
 _CHOOSING = ("Where", "DynamicPartition")  # tf.boolean_mask makes the first of them
 
 
@@ -83,6 +88,21 @@ def is_total_of_rows(values: tf.Tensor, rows: int | None) -> bool:
     return False
 
 
+def keeps_rows(values: tf.Tensor, rows: int | None) -> bool:
+    """Return whether values contain examples of the batch, or what is computed of each, as a queue does."""
+    left, seen = [values], set[str]()
+    while left:
+        tensor = left.pop()
+        if tensor.name in seen:
+            continue
+        seen.add(tensor.name)
+        if has_rows(tensor, rows) and depends_on_data(tensor):
+            return True
+        if tensor.op.type in (*PASSES_ON, *_COMBINING, *_PLACING):
+            left += tensor.op.inputs
+    return False
+
+
 def _parts_of_total(operation: tf.Operation, rows: int | None) -> list[tf.Tensor] | None:
     """Return the inputs of an operation that may hold such a total; None if the operation makes one."""
     inputs = list(operation.inputs)
@@ -98,6 +118,8 @@ def _parts_of_total(operation: tf.Operation, rows: int | None) -> list[tf.Tensor
     is_total = False
     if operation.type in _TOTALS:
         is_total = has_rows(inputs[0], rows) and reduces_first_axis(operation)
+    elif operation.type in _TOTALS_BY_NUMBER:
+        is_total = has_rows(inputs[0], rows)
     elif operation.type == "MatMul":
         by_column = _has_examples_in_columns(operation, 0, rows)
         is_total = by_column and _has_examples_in_rows(operation, 1, rows)

@@ -19,7 +19,7 @@ from tfdist._utils.temporary_patches import methods_replaced
 from tfdist._utils.tf_private import ASSIGNMENTS, SHARED_VARIABLES, is_recording
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import with_values
-from tfdist.training.keras.layer_writes import AVERAGED
+from tfdist.training.keras.layer_writes import warning_of_assignment
 from tfdist.training.keras.losses_and_metrics.loss_checks import LossWarning
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
 from tfdist.training.keras.optimizers.optimizer import Update, adds_rows_up
@@ -31,7 +31,7 @@ from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 from tfdist.training.replicas.call_synchronized_layers import has_synchronized_layers, unweighed, weighed
 from tfdist.training.replicas.empty_replicas import or_zero
 from tfdist.training.replicas.graph_queries import is_number_of_rows, is_same, marked_as_same
-from tfdist.training.replicas.ops_across_examples import is_total_of_rows, is_without_rows
+from tfdist.training.replicas.ops_across_examples import is_without_rows
 from tfdist.training.replicas.reduction import rows_of, shared_mean
 
 OTHER_GRAPHS = "a branch, a loop or a tf.function with a signature or jit_compile"
@@ -73,7 +73,7 @@ class ReplacedMethods:
         self._merges = self._replicas > 1 or is_asynchronous(strategy)
         self._is_synchronized = self._replicas > 1 and has_synchronized_layers(model)
         self._here = threading.local()  # TensorFlow traces each replica in a thread of its own
-        self._sum_warning = LossWarning()
+        self._assignment_warning = LossWarning()
         self.uses: list[OptimizerUse] = []
         self.changes_gradients = False
         self.reads_of_results: set[int] = set()
@@ -206,11 +206,12 @@ class ReplacedMethods:
         if is_number_of_rows(value, replica.inputs):
             return tf.math.divide_no_nan(number, tf.cast(replica.share, number.dtype))
         part = part_of_number(number, replica)
-        if part is number and is_of_first:
-            return None
-        if part is number and is_total_of_rows(value, rows_of(replica.data)):
-            self._sum_warning.log(AVERAGED, variable.name)
-        return part
+        if part is not number:
+            return part
+        warning = warning_of_assignment(value, rows_of(replica.data))
+        if warning is not None:
+            self._assignment_warning.log(warning, variable.name)
+        return None if is_of_first else part
 
     def _gradients(
         self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any

@@ -256,7 +256,7 @@ def test_an_optimizer_may_be_made_outside_of_the_scope(kind, make):
 
 
 class Counting(keras.layers.Layer):
-    """A layer with states that are sums and maxima over a batch, and others that are means."""
+    """A layer with states that are sums and maxima over a batch, means, and examples."""
 
     def build(self, shape):
         options = {"initializer": "zeros", "trainable": False}
@@ -264,7 +264,10 @@ class Counting(keras.layers.Layer):
         self.rows = self.add_weight(name="rows", shape=(), **options)
         for name in ("sums", "largest", "means", "quotients", "fixed", "unrolled", "calls"):
             setattr(self, name, self.add_weight(name=name, shape=shape[1:], **options))
-        self.products = self.add_weight(name="products", shape=(shape[1], shape[1]), **options)
+        for name in ("products", "counts", "chosen"):
+            setattr(self, name, self.add_weight(name=name, shape=(shape[1], shape[1]), **options))
+        self.queue = self.add_weight(name="queue", shape=(8, shape[1]), **options)
+        self.last = self.add_weight(name="last", shape=shape[1:], **options)
 
     def call(self, inputs):
         rows = tf.cast(tf.shape(inputs)[0], "float32")
@@ -281,6 +284,11 @@ class Counting(keras.layers.Layer):
         self.unrolled.assign(unrolled)
         self.calls.assign_add(tf.ones_like(self.calls))
         self.products.assign(tf.matmul(inputs, inputs, transpose_a=True) / 2.0)
+        numbers = tf.argmax(inputs, axis=1)
+        self.counts.assign(tf.math.unsorted_segment_sum(inputs, numbers, 4))
+        self.queue.assign(tf.concat([inputs, self.queue[: -tf.shape(inputs)[0]]], axis=0))
+        self.last.assign(inputs[-1])
+        self.chosen.assign(tf.where(self.means > 0.5, tf.gather(self.queue, [0, 1, 2, 3]), self.chosen))
         return inputs
 
 
@@ -292,8 +300,12 @@ def test_a_sum_that_becomes_a_mean_is_named_once(has_one_size, caplog):
         model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6, drop_remainder=has_one_size)
     fit(model, data, epochs=2, verbose=0)
-    named = [line.split()[2].split("/")[-1] for line in caplog.messages if line.startswith("layer state")]
-    assert named == ["largest", "products", "rows", "seen", "sums"]
+    named = {"state": [], "layer": []}
+    for words in map(str.split, caplog.messages):
+        if "state" in words[:2]:
+            named[words[0]].append(words[words.index("state") + 1].split("/")[-1])
+    assert named["layer"] == ["counts", "largest", "products", "rows", "seen", "sums"]
+    assert named["state"] == ["chosen", "last", "queue"]
 
 
 @pytest.mark.skipif(not HAS_SEVERAL, reason="XLA compiles what one device computes")

@@ -149,12 +149,15 @@ class Assigns(Computes):
         self.seen, self.average = tf.Variable(0), tf.Variable(np.zeros(4), trainable=False)
         self.total = tf.Variable(np.float64(0.0), trainable=False)
         self.steps = tf.Variable(0, trainable=False)
+        self.queue = tf.Variable(np.zeros(6, int), name="queue", trainable=False)
         added = {"trainable": False, "aggregation": tf.VariableAggregation.SUM}
         self.added = tf.Variable(0, **added)
         self.added_on_read = tf.Variable(0, synchronization=tf.VariableSynchronization.ON_READ, **added)
 
     def train_step(self, data):
-        x, _ = data
+        x, labels = data
+        numbers = tf.cast(labels, self.queue.dtype)
+        self.queue.assign(tf.concat([numbers, self.queue[: -tf.shape(numbers)[0]]], axis=0))
         is_there = tf.cast(tf.shape(x)[0] > 0, tf.int32)  # of an example in the place of none too
         has_own = tf.reduce_any(x != 0.0)
         self.steps.assign_add(is_there)
@@ -166,7 +169,7 @@ class Assigns(Computes):
         return super().train_step(data)
 
 
-def test_variables_of_tensorflow_are_those_of_one_process(strategy):
+def test_variables_of_tensorflow_are_those_of_one_process(strategy, caplog):
     data = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(4)
 
     def trained(fitted):
@@ -183,6 +186,10 @@ def test_variables_of_tensorflow_are_those_of_one_process(strategy):
         found = trained(fit)
     for mine, its in zip(found, expected, strict=True):
         assert mine == pytest.approx(its, rel=1e-9)
+    named = [line for line in caplog.messages if line.startswith("state ")]
+    assert [line.split()[1] for line in named] == [
+        "queue:0"
+    ] * HAS_SEVERAL  # its examples are those of a part
 
 
 class Regularized(Computes):
