@@ -36,6 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Tests tell private files from others, and let other users read these.
+os.umask(0o022)
+
 
 # A busy machine is no failure, and the examples are the same each time.
 settings.register_profile(

@@ -168,7 +168,8 @@ def test_progress_is_a_line_a_second_at_most_where_there_is_no_terminal(tmp_path
     assert re.fullmatch(r"step \d+ of 300 \(\d+ %\), 1,234 examples/s, loss 0\.\d+, .+ left", lines[1])
 
 
-def test_progress_is_a_live_bar_on_a_terminal(tmp_path):
+def test_progress_is_a_live_bar_on_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
     code = _reporting(tmp_path) + "print('the end')"
 
     def end_after_five_bars(shown):

@@ -33,6 +33,11 @@ from tfdist.launcher.run_events import (
 SECONDS = 300  # a busy machine is no failure
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")  # whatever proxy the machine has
+
+
 @pytest.fixture
 def port():
     reserved = LocalPorts(1)
