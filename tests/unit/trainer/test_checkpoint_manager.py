@@ -109,7 +109,7 @@ def test_another_spelling_of_the_same_class_is_the_same_setting(tmp_path, cache)
     manager("Adam", "SparseCategoricalCrossentropy").save(4, {"a": np.zeros(2)}, {"accuracy": 0.5})
     assert manager("{name: adam}", "sparse_categorical_crossentropy").find() == 4
     for optimizer in ("adamax", "{name: adam, beta_1: 0.8}"):
-        with pytest.raises(ConfigError, match="was trained with train.optimizer 'Adam', but now it is "):
+        with pytest.raises(ConfigError, match=r"was trained with train.optimizer 'Adam', but now it is "):
             manager(optimizer, "SparseCategoricalCrossentropy").find()
 
 
