@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import loss_trackers, variables_of_metric
+from tfdist._utils.keras_2_and_3 import keras_of
+from tfdist._utils.keras_private import layers_of, loss_trackers, variables_of_metric
 from tfdist.errors import ConfigError
 from tfdist.training.keras.model_facts import is_alone
 from tfdist.training.keras.rng import Randomness
@@ -15,9 +16,9 @@ from tfdist.training.parameter_servers.sharded_keras_variables import parts_of
 from tfdist.training.replicas.ops_across_examples import is_total_of_rows, keeps_rows
 
 AVERAGED = (
-    "layer state %s is declared or computed as a sum or a maximum over a batch; each replica writes it for"
-    " its part of the batch, and it becomes the mean over the examples of all parts. Count in a metric to"
-    " have sums"
+    "layer state %s is declared or computed as a sum, a maximum, a variance or a quotient of sums over a"
+    " batch; each replica writes it for its part of the batch, and it becomes the mean over the examples of"
+    " all parts. Count in a metric to have sums"
 )
 MIXED = (
     "state %s is assigned examples of a batch, or what is computed of each, as in a queue of features; each"
@@ -78,7 +79,11 @@ class LayerWrites:
 
     def _warn_of_parts(self, found: Sequence[tuple[Any, tf.Tensor]], rows: int | None) -> None:
         """Warn once of each variable of which the mean of the replicas' values is not that of one process."""
-        for variable, value in sorted(found, key=lambda pair: str(pair[0].path)):
+        normal = keras_of(self._model).layers.BatchNormalization  # of which parts are the documented use
+        layers = [layer for layer in layers_of(self._model) if isinstance(layer, normal)]
+        moments = {id(variable) for layer in layers for variable in layer.variables}
+        others = [(variable, value) for variable, value in found if id(variable) not in moments]
+        for variable, value in sorted(others, key=lambda pair: str(pair[0].path)):
             warning = AVERAGED if getattr(variable, "aggregation", "") == "sum" else None
             warning = warning or warning_of_assignment(tf.convert_to_tensor(value), rows)
             if warning is not None and variable.path not in self._named:

@@ -74,7 +74,11 @@ def _has_examples_in_columns(product: tf.Operation, place: int, rows: int | None
 
 
 def is_total_of_rows(values: tf.Tensor, rows: int | None) -> bool:
-    """Return whether values contain a sum over the examples that nothing divides, or their maximum."""
+    """Return whether values contain what is no mean over the examples, so that means of parts do not make it.
+
+    That is a sum over the examples, or their maximum; a sum that is divided by another one; or a mean of
+    what mixes examples, as a variance is.
+    """
     left, seen = [values], set[str]()
     while left:
         operation = left.pop().op
@@ -114,10 +118,15 @@ def _parts_of_total(operation: tf.Operation, rows: int | None) -> list[tf.Tensor
         first, second = inputs
         if is_same(second):
             return [] if _divides_by_rows(operation, second, rows) else [first]
-        return [second] if operation.type == "Mul" and is_same(first) else []
+        if operation.type != "Mul":
+            return [first] if depends_on_data(second) else []
+        return [second] if is_same(first) else []
     is_total = False
     if operation.type in _TOTALS:
         is_total = has_rows(inputs[0], rows) and reduces_first_axis(operation)
+    elif operation.type == "Mean":
+        is_over_rows = has_rows(inputs[0], rows) and reduces_first_axis(operation)
+        is_total = is_over_rows and what_mixes_examples(inputs[0], rows) is not None
     elif operation.type in _TOTALS_BY_NUMBER:
         is_total = has_rows(inputs[0], rows)
     elif operation.type == "MatMul":

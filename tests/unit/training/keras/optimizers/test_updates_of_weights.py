@@ -255,6 +255,9 @@ def test_an_optimizer_may_be_made_outside_of_the_scope(kind, make):
         assert mine == pytest.approx(its, rel=1e-4, abs=1e-5)
 
 
+TOTALS = ["chosen_mean", "counts", "largest", "products", "rows", "seen", "sums", "variance"]
+
+
 class Counting(keras.layers.Layer):
     """A layer with states that are sums and maxima over a batch, means, and examples."""
 
@@ -262,7 +265,17 @@ class Counting(keras.layers.Layer):
         options = {"initializer": "zeros", "trainable": False}
         self.seen = self.add_weight(name="seen", shape=(), aggregation="sum", **options)
         self.rows = self.add_weight(name="rows", shape=(), **options)
-        for name in ("sums", "largest", "means", "quotients", "fixed", "unrolled", "calls"):
+        for name in (
+            "sums",
+            "largest",
+            "means",
+            "quotients",
+            "fixed",
+            "unrolled",
+            "calls",
+            "chosen_mean",
+            "variance",
+        ):
             setattr(self, name, self.add_weight(name=name, shape=shape[1:], **options))
         for name in ("products", "counts", "chosen"):
             setattr(self, name, self.add_weight(name=name, shape=(shape[1], shape[1]), **options))
@@ -278,6 +291,9 @@ class Counting(keras.layers.Layer):
         self.means.assign(0.9 * self.means + 0.1 * tf.reduce_mean(inputs, axis=0))
         self.quotients.assign(tf.reduce_sum(inputs, axis=0) / rows)
         self.fixed.assign(tf.reduce_sum(inputs, axis=0) / (inputs.shape[0] or rows))
+        is_chosen = tf.cast(inputs > 0.5, inputs.dtype)
+        self.chosen_mean.assign(tf.reduce_sum(inputs * is_chosen, 0) / tf.reduce_sum(is_chosen, 0))
+        self.variance.assign(tf.reduce_mean(tf.square(inputs - tf.reduce_mean(inputs, axis=0)), axis=0))
         unrolled = tf.reduce_mean(inputs, axis=0)
         for _ in range(40):
             unrolled = unrolled + 0.1 * unrolled
@@ -304,7 +320,7 @@ def test_a_sum_that_becomes_a_mean_is_named_once(has_one_size, caplog):
     for words in map(str.split, caplog.messages):
         if "state" in words[:2]:
             named[words[0]].append(words[words.index("state") + 1].split("/")[-1])
-    assert named["layer"] == ["counts", "largest", "products", "rows", "seen", "sums"]
+    assert named["layer"] == TOTALS
     assert named["state"] == ["chosen", "last", "queue"]
 
 
