@@ -266,7 +266,7 @@ def config(tmp_path, text="{}"):
         ("communication: {implementation: nccl}", 1, {}, "ok", "TensorFlow's nccl, because"),
         ("communication: {bytes_per_pack: 0}", 0, {}, "ok", "bytes_per_pack is set"),
         ("{}", 0, {"TFDIST_SECRET": "short"}, "failed", "a secret of at least 16 characters"),
-        ("{}", 0, {"TFDIST_SECRET_FILE": "/nonexistent"}, "failed", "No such file"),
+        ("{}", 0, {"TFDIST_SECRET_FILE": "/proc/no/secret"}, "failed", "No such file"),
     ],
 )
 def test_the_transport_and_its_secret_are_told(tmp_path, text, gpus, environ, states, words):
