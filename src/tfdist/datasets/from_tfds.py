@@ -83,8 +83,7 @@ def _keys(info: Any, where: str) -> tuple[str, str]:
 def _split_names(info: Any, where: str) -> tuple[str, str]:
     """Return the splits with the training and the test data; the same one where there is no other."""
     if "train" in info.splits:
-        others = [name for name in ("test", "validation") if name in info.splits]
-        return "train", [*others, "train"][0]
+        return "train", next((name for name in ("test", "validation") if name in info.splits), "train")
     raise DataError(where, expected="a split train", received=", ".join(info.splits) or "none")
 
 

@@ -1,4 +1,4 @@
-"""Define the config file, read it, and write it and the plan of its cluster as text."""
+"""Define the config file, read it, and write it as text."""
 
 import shlex
 from collections.abc import Mapping, Sequence
