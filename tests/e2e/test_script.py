@@ -169,6 +169,29 @@ def test_tasks_that_serve_end_with_a_script_of_one_line_more(tmp_path):
     assert "WARNING: the script" not in run.stderr
 
 
+@pytest.mark.slow
+def test_mirrored_workers_wait_for_one_that_stands_still_for_as_long_as_the_script_says(tmp_path):
+    standstill = """
+import os
+import subprocess
+
+class Standstill(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0 and not tfdist.is_chief():
+            subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 13; kill -CONT {os.getpid()}"])
+
+tfdist.fit(model, data.repeat(), epochs=3, steps_per_epoch=100, callbacks=[Standstill()], verbose=0)
+"""
+    script = _written(
+        tmp_path, _SCRIPT.replace("tfdist.start()", "tfdist.start(heartbeat_timeout=60)") + standstill
+    )
+    run = subprocess.run(
+        _command(script, "--workers=2"), cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("equal True") == 2
+
+
 def test_each_fit_of_a_script_leaves_a_timeline_that_the_launch_and_the_page_name(tmp_path):
     script = _written(tmp_path, _SCRIPT + "tfdist.fit(model, data, epochs=2, verbose=0)\n")
     environ = {**os.environ, "TFDIST_PROFILE": "2:3"}

@@ -279,6 +279,24 @@ def replicas_on(kind: str, count: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def heartbeats_within(seconds: float | None) -> Iterator[None]:
+    """Set how long workers that connect in the block wait for heartbeats of others; None: for 10 s.
+
+    TensorFlow sends a heartbeat, which must be answered at once, after each half of this time.
+    """
+    if seconds is None:
+        yield
+        return
+    connection = context.context()
+    milliseconds = int(seconds * 1000)
+    configure = functools.partial(
+        connection.configure_coordination_service, heartbeat_timeout_in_ms=milliseconds
+    )
+    with attributes_set(connection, configure_coordination_service=configure):
+        yield
+
+
 def cross_device_ops_of(strategy: tf.distribute.Strategy) -> Any:
     """Return what adds values up over the replicas of a strategy."""
     return strategy.extended._cross_device_ops

@@ -47,7 +47,7 @@ def measure(config: Config, cluster: ClusterConfig, folder: Path, *, steps: int,
         steps: How many steps of each worker are measured.
         warmup: How many steps precede them.
     """
-    heartbeat_timeout = config.watch.heartbeat_timeout
+    heartbeat_timeout = config.watch.silence_limit
     if cluster.serves:
         serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout)
         return

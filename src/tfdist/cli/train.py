@@ -197,7 +197,7 @@ def _launch(
             restarts=section.restarts,
             grace=section.grace,
             alone=roles_started_alone(name),
-            heartbeat_timeout=settings.config.watch.heartbeat_timeout,
+            heartbeat_timeout=settings.config.watch.silence_limit,
             loads_once=True,
             screen=screen,
             metrics=served,

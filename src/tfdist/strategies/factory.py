@@ -80,6 +80,7 @@ def make_strategy(
     intra_op_threads: int | None = None,
     inter_op_threads: int | None = None,
     start_timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
 ) -> tf.distribute.Strategy:
     """Make the strategy for this process, and connect to the cluster when all of its tasks have started.
 
@@ -102,6 +103,8 @@ def make_strategy(
             operation that waits for another task occupies a thread.
         start_timeout: Seconds that the other tasks may take to start; 600 if None. Meanwhile the log names
             the missing tasks, and why they cannot be reached.
+        heartbeat_timeout: Seconds without an answer after which a mirrored worker counts as lost; 10 if
+            None. Give a longer time where machines stand still now and then, and all workers the same.
 
     Raises:
         ConfigError: Cluster, strategy and options do not fit together, or this task's port is taken.
@@ -120,6 +123,7 @@ def make_strategy(
         intra_op_threads=intra_op_threads,
         inter_op_threads=inter_op_threads,
         start_timeout=start_timeout,
+        heartbeat_timeout=heartbeat_timeout,
     )
     name = _checked(cluster, strategy, options)
     _prepare_process(cluster, name, options)
@@ -188,6 +192,7 @@ def _connected(
         "strategy": name,
         **{f"communication.{option}": getattr(options.communication, option) for option in names},
         "precision": options.precision,
+        "heartbeat_timeout": options.heartbeat_timeout,
         "number of devices": "{1} {0}".format(*devices_to_compute_on()),
         "sharing of GPUs (set communication.implementation: ring)": options.communication.is_auto
         and shares_gpu(),
@@ -279,7 +284,10 @@ def _make(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) 
         return Mirrored(devices, reduction)
     if name == "multi_worker_mirrored":
         return MultiWorkerMirrored(
-            cluster.resolver(), collectives_of(options.communication), options.communication.timeout
+            cluster.resolver(),
+            collectives_of(options.communication),
+            options.communication.timeout,
+            options.heartbeat_timeout,
         )
     partitioner = _partitioner(cluster, options)
     if name == "parameter_server":

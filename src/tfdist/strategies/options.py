@@ -6,9 +6,11 @@ This module does not load TensorFlow, so commands start at once.
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
+from msgspec import Meta
 
 from tfdist._utils.read_yaml_and_json import Document, Source, decode
 from tfdist._utils.shared_config_types import AboveZero, NotNegative, Positive, doc
+from tfdist.coordination.heartbeat_watch import SHORTEST_TIMEOUT
 from tfdist.errors import ConfigError
 from tfdist.strategies.strategy_names import OF_ONE_PROCESS, OF_PS
 
@@ -139,6 +141,7 @@ class StrategyOptions(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_
     """The options of `make_strategy`; None for one that is not set."""
 
     communication: CommunicationOptions = CommunicationOptions()
+    heartbeat_timeout: Annotated[float, Meta(ge=SHORTEST_TIMEOUT)] | None = None
     intra_op_threads: NotNegative | None = None
     inter_op_threads: NotNegative | None = None
 
@@ -187,6 +190,7 @@ _STRATEGIES_OF_OPTION = {
     "communication.bytes_per_pack": ("multi_worker_mirrored",),
     "communication.timeout": _OF_CLUSTERS,
     "communication.encryption": _OF_CLUSTERS,
+    "heartbeat_timeout": ("multi_worker_mirrored",),
     "start_timeout": _OF_CLUSTERS,
     "min_shard_bytes": OF_PS,
     "max_shards": OF_PS,

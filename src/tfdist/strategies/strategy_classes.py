@@ -14,12 +14,14 @@ from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import (
     convert_initial_values,
     cross_device_ops_of,
+    heartbeats_within,
     replace_cross_device_ops,
     replicas_on,
     set_cluster_resolver,
     worker_count,
 )
 from tfdist.cluster.config import ClusterConfig, Task
+from tfdist.coordination.grpc_health_probe import SILENCE_LIMIT
 from tfdist.errors import ConfigError
 from tfdist.strategies.add_up_assignments import add_up_assignments
 from tfdist.strategies.bitcast_for_collectives import from_collective_type, to_collective_type
@@ -114,13 +116,23 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         resolver: tf.distribute.cluster_resolver.ClusterResolver,
         options: tf.distribute.experimental.CommunicationOptions,
         timeout: float | None,
+        heartbeat_timeout: float | None = None,
     ) -> None:
         """Connect to the other workers; an exchange may take `timeout` seconds, if it is not None.
 
         Each worker computes on all of its devices, which must be as many on all of them.
+
+        Args:
+            resolver: The cluster and this process's task.
+            options: The options of TensorFlow's collectives.
+            timeout: Seconds that an exchange may take; None for no limit.
+            heartbeat_timeout: Seconds without an answer after which a worker is lost; 10 if None.
         """
-        with replicas_on(*devices_to_compute_on()):
+        # TensorFlow's own limit ends a standstill of half of it.
+        least = None if heartbeat_timeout is None else max(2 * heartbeat_timeout, SILENCE_LIMIT)
+        with replicas_on(*devices_to_compute_on()), heartbeats_within(least):
             super().__init__(resolver, options)
+        self._silence_limit = SILENCE_LIMIT if heartbeat_timeout is None else heartbeat_timeout
         convert_initial_values(self, to_collective_type, from_collective_type)
         self._timeout = timeout
         self._limit = None if timeout is None else TimeLimit(timeout)
@@ -139,6 +151,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             secret,
             self.summed_over_workers,
             timeout=self._timeout,
+            silence_limit=self._silence_limit,
             may_share=may_share,
             is_encrypted=is_encrypted,
         )

@@ -62,6 +62,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         options = {**asdict(self.strategy), "communication": asdict(self.communication)}
         if cluster.ps:  # beside ps tasks, only workers use GPUs
             del options["memory_growth"]
+        elif len(cluster.training().tasks()) > 1:
+            options["heartbeat_timeout"] = self.watch.heartbeat_timeout
         return {"strategy": options.pop("name"), **options}
 
 

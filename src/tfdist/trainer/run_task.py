@@ -79,7 +79,7 @@ def train(config: Config, cluster: ClusterConfig, folder: RunFolder) -> RunRepor
     if cluster.serves:
         if cluster.task is not None and cluster.task.type == "worker":
             offer_to_prepare_data(config.data.wanted())
-        stays, heartbeat_timeout = config.elastic is not None, config.watch.heartbeat_timeout
+        stays, heartbeat_timeout = config.elastic is not None, config.watch.silence_limit
         serve(cluster, **config.strategy.serving(), heartbeat_timeout=heartbeat_timeout, stays=stays)
         return None
     leave_out_errors_of_executors()
@@ -148,9 +148,7 @@ def _connected(
         strategy = make_strategy(cluster, **options)
     spared = ("worker",) if is_asynchronous(strategy) else ()
     at_loss = None if elastic is None else elastic.restart
-    watcher = Watcher(
-        cluster, heartbeat_timeout=config.watch.heartbeat_timeout, spared=spared, at_loss=at_loss
-    )
+    watcher = Watcher(cluster, heartbeat_timeout=config.watch.silence_limit, spared=spared, at_loss=at_loss)
     # The other tasks take part in the agreement to leave, or training can continue without them.
     servers = [
         task for task in cluster.training().tasks() if cluster.ps and task.type not in ("chief", *spared)

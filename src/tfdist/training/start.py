@@ -42,7 +42,7 @@ def start(
     cluster: ClusterConfig | None = None,
     workers: int = 0,
     ps: int = 0,
-    heartbeat_timeout: float = 60.0,
+    heartbeat_timeout: float | None = None,
     stall_timeout: StallTimeout = "off",
     **options: Any,
 ) -> Any:
@@ -65,8 +65,9 @@ def start(
         workers: How many workers to start beside this process.
         ps: How many parameter servers to start, at least 1 for any worker.
         heartbeat_timeout: Seconds without an answer after which a serving task counts the chief as lost, and
-            the chief of ps tasks one of its tasks. It ends with 138 then, or continues without that one if it
-            is an asynchronous worker.
+            the chief of ps tasks one of its tasks; 60 if None. It ends with 138 then, or continues without
+            that one if it is an asynchronous worker. Mirrored workers count each other as lost after this
+            time too, and after 10 seconds if None.
         stall_timeout: Seconds that a step or callback of `fit` may take before its process counts as stuck,
             and ends with 138; auto, to derive them from the steps; off, with which one can use a debugger.
         options: As for `make_strategy`.
@@ -90,22 +91,26 @@ def start(
         return _started_with(wanted)
     print_own_errors_in_a_line()
     check_is_cluster("start", cluster)
-    check_heartbeat_timeout("start", heartbeat_timeout)
+    if heartbeat_timeout is not None:
+        check_heartbeat_timeout("start", heartbeat_timeout)
+    silence_limit = 60.0 if heartbeat_timeout is None else heartbeat_timeout
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if workers or ps:
         own = {name: value for name, value in options.items() if name in _OF_SERVERS}
-        cluster = _cluster_beside(cluster, workers, ps, {"heartbeat_timeout": heartbeat_timeout, **own})
+        cluster = _cluster_beside(cluster, workers, ps, {"heartbeat_timeout": silence_limit, **own})
     if cluster.is_evaluator:
         problem = "is the evaluator, which has no part in a script: it would train a model of its own"
         remedy = "Leave it out of the cluster, or train with a config, whose checkpoints it evaluates"
         raise ConfigError("start", f"this process {problem}", remedy=remedy)
     if cluster.serves:
         own = {name: options[name] for name in _OF_SERVERS if options.get(name) is not None}
-        serve(cluster, heartbeat_timeout=heartbeat_timeout, **own)
+        serve(cluster, heartbeat_timeout=silence_limit, **own)
         raise SystemExit(0)
     if cluster.ps:  # it is for the workers' GPUs: the chief itself computes nothing
         options.pop("memory_growth", None)
+    elif len(cluster.training().tasks()) > 1:
+        options["heartbeat_timeout"] = heartbeat_timeout
     made = make_strategy(cluster, strategy, **options)
     if (transfer := ps_transfer_of(made)) is not None and transfer.is_encrypted:
         _log.warning("TLS covers the steps of fit; a loop with strategy.run would send variables without it")
@@ -116,7 +121,7 @@ def start(
     StallWatch.of(cluster, stall_timeout).__enter__()
     if cluster.ps:  # mirrored workers are watched by TensorFlow
         spared = ["worker"] if is_asynchronous(made) else []
-        Watcher(cluster, heartbeat_timeout=heartbeat_timeout, spared=spared).__enter__()
+        Watcher(cluster, heartbeat_timeout=silence_limit, spared=spared).__enter__()
     _replace_methods_of_keras()
     _started.append((wanted, made))
     return made

@@ -1,13 +1,14 @@
 """Connect the tasks of a cluster to a ring: listen, tell the others the port, and connect both neighbours."""
 
 import contextlib
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tfdist.cluster.addresses_and_free_ports import split_address
 from tfdist.cluster.config import ClusterConfig
-from tfdist.coordination.grpc_health_probe import ServerSilence
+from tfdist.coordination.grpc_health_probe import SILENCE_LIMIT, ServerSilence
 from tfdist.coordination.rendezvous import fingerprint
 from tfdist.transport.authentication import Proofs
 from tfdist.transport.listen_and_call import ConnectError, Listener, call
@@ -28,6 +29,7 @@ def join_ring(
     add_up: AddUp,
     *,
     timeout: float | None = None,
+    silence_limit: float = SILENCE_LIMIT,
     may_share: bool = True,
     is_encrypted: bool,
 ) -> Ring:
@@ -38,6 +40,7 @@ def join_ring(
         secret: What all tasks of the cluster know, and nobody else.
         add_up: Adds numbers up over the tasks before the ring exists.
         timeout: Seconds that an exchange may stand still; None to wait as long as the neighbours answer.
+        silence_limit: Seconds without an answer after which a neighbour is lost.
         may_share: Whether neighbours of one machine may use shared memory instead of sending.
         is_encrypted: Whether connections are encrypted; the same for all tasks.
 
@@ -47,6 +50,7 @@ def join_ring(
     training = cluster.training()
     tasks = training.tasks()
     rank = next(index for index, task in enumerate(tasks) if task == training.task)
+    silence_of = functools.partial(ServerSilence, timeout=timeout, limit=silence_limit)
     ports, why, ring = [0.0] * len(tasks), "", None
     with contextlib.ExitStack() as stack:
         try:
@@ -61,7 +65,7 @@ def join_ring(
                 mark = f"{fingerprint(training)} {[int(port) for port in ports]}".encode()
                 proofs = Proofs(secret, mark, is_encrypted=is_encrypted)
                 following = int(ports[(rank + 1) % len(ports)])
-                ring = _connect_neighbours(training, rank, following, listener, proofs, timeout, may_share)
+                ring = _connect_neighbours(training, rank, following, listener, proofs, silence_of, may_share)
             except ConnectError as error:
                 why = str(error)
     [unconnected] = add_up([float(ring is None)])
@@ -78,7 +82,7 @@ def _connect_neighbours(
     following_port: int,
     listener: Listener,
     proofs: Proofs,
-    timeout: float | None,
+    silence_of: Callable[[dict[str, str]], ServerSilence],
     may_share: bool,
 ) -> Ring:
     tasks = cluster.tasks()
@@ -106,7 +110,7 @@ def _connect_neighbours(
         except ConnectError as error:
             to_next.connection.close()
             raise ConnectError(f"{names[previous]}: {error}") from error
-    silence = ServerSilence({names[index]: addresses[index] for index in (following, previous)}, timeout)
+    silence = silence_of({names[index]: addresses[index] for index in (following, previous)})
     return Ring(rank, len(tasks), to_next, from_previous, silence.why_lost)
 
 

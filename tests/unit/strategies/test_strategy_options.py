@@ -69,6 +69,10 @@ def test_options_of_another_strategy_are_refused_by_their_names_in_a_config():
     options.check("parameter_server")
     with pytest.raises(ConfigError, match=r"communication\.timeout: has no effect with mirrored"):
         options.check("mirrored")
+    with pytest.raises(ConfigError, match="heartbeat_timeout: has no effect with parameter_server"):
+        StrategyOptions(heartbeat_timeout=60.0).check("parameter_server")
+    with pytest.raises(ConfigError, match="make_strategy: heartbeat_timeout: expected a number >= 5"):
+        StrategyOptions.of(heartbeat_timeout=4.0)
 
 
 def test_the_options_load_no_tensorflow():

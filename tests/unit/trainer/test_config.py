@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.cluster.config import ClusterConfig
 from tfdist.errors import ConfigError
-from tfdist.trainer.config import config_text, json_schema, read_config, recorded_sections
+from tfdist.trainer.config import Config, config_text, json_schema, read_config, recorded_sections
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -77,6 +78,17 @@ def test_a_strategy_gets_the_options_that_the_file_names(tmp_path):
         "communication": {"implementation": "ring", "bytes_per_pack": 0},
     }
     assert options == expected
+
+
+def test_the_heartbeat_timeout_of_a_file_holds_among_mirrored_workers(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("cluster: {worker: 2}\nwatch: {heartbeat_timeout: 60}\n")
+    settings = read_config(path)
+    mirrored = settings.find_cluster(environ={})
+    assert settings.config.strategy_options(mirrored)["heartbeat_timeout"] == 60
+    assert "heartbeat_timeout" not in settings.config.strategy_options(ClusterConfig())
+    assert "heartbeat_timeout" not in settings.config.strategy_options(ClusterConfig.local(workers=1, ps=1))
+    assert (settings.config.watch.silence_limit, Config().watch.silence_limit) == (60, 30)
 
 
 def test_gpu_memory_is_the_workers_own_beside_ps(tmp_path):

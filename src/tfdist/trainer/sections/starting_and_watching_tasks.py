@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from tfdist._utils.shared_config_types import Positive, doc
+from tfdist.coordination.heartbeat_watch import SHORTEST_TIMEOUT
 from tfdist.coordination.stall_limit import SHORTEST_SECONDS
 from tfdist.launcher.environment import DEFAULT_GRACE
 
@@ -14,13 +15,12 @@ class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Set when a task of the cluster counts as lost."""
 
     heartbeat_timeout: Annotated[
-        float,
+        Annotated[float, Meta(ge=SHORTEST_TIMEOUT)] | None,
         doc(
-            "Seconds without an answer after which a task counts as lost; among mirrored workers 10 at most,"
-            " which is TensorFlow's own limit.",
-            ge=5,
+            "Seconds without an answer after which a task counts as lost. By default 30, and 10 among"
+            " mirrored workers, which wait for each other in each step."
         ),
-    ] = 30.0
+    ] = None
     stall_timeout: Annotated[
         Literal["auto", "off"] | Annotated[float, Meta(ge=SHORTEST_SECONDS)],
         doc(
@@ -28,6 +28,11 @@ class WatchSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             " and so as lost. auto: 300, or more if steps take long. off: no limit."
         ),
     ] = "auto"
+
+    @property
+    def silence_limit(self) -> float:
+        """Return the seconds of silence after which a task is lost to the launcher and to tasks beside ps."""
+        return 30.0 if self.heartbeat_timeout is None else self.heartbeat_timeout
 
 
 class MetricsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
