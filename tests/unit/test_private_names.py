@@ -225,6 +225,7 @@ def samples_of_keras():
         several[0].build(model.trainable_variables)
     modules = {
         "loss_module": "keras.src.losses.loss",
+        "registered_module": "keras.src.saving.object_registration",
         "saving_module": "keras.src.saving.saving_lib",
         "state_module": "keras.src.backend.common.global_state",
     }

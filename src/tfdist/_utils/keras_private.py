@@ -651,3 +651,11 @@ def wrap_names_of_attributes(wrap: Callable[[Callable[..., Any]], Callable[..., 
     wrapped = wrap(getattr(saving_module, name))
     setattr(saving_module, name, wrapped)
     return wrapped
+
+
+def wrap_search_of_classes(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
+    """Wrap the function by which Keras 3, when it loads a model, finds a registered class by its name."""
+    registered_module: Any = importlib.import_module("keras.src.saving.object_registration")
+    wrapped = wrap(registered_module.get_registered_object)
+    registered_module.get_registered_object = wrapped
+    return wrapped

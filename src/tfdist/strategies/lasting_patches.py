@@ -3,7 +3,7 @@
 All patches that last:
 
 - methods of models that train and predict: `replace_methods`, and `training.start` after `tfdist.start()`;
-- the names of attributes that Keras 3 learns: `save_and_load_outside_scopes`;
+- the names of attributes that Keras 3 learns, and the classes that it loads: `save_and_load_outside_scopes`;
 - the reset of the main thread's graph, and the functions of SavedModels: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
 - the counter of a tf.train.Checkpoint: `make_save_counters_outside_scopes` there;
@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_private import wrap_names_of_attributes
+from tfdist._utils.keras_private import wrap_names_of_attributes, wrap_search_of_classes
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import (
     call_loaded_functions_on_first_replica,
@@ -77,7 +77,9 @@ _METHODS = {
     "predict": "tfdist",
     "predict_on_batch": "tfdist.training.predict",
 }
-_outside: list[Any] = []  # the function that `save_and_load_outside_scopes` has made
+# Names in saved models, and the modules that register them.
+_REGISTERED = {"tfdist>LazyAdam": "tfdist.training.keras.optimizers.lazy_adam"}
+_outside: list[Any] = []  # the functions that `save_and_load_outside_scopes` has made
 
 
 def replace_methods(kinds: tuple[type[tf.distribute.Strategy], ...]) -> None:
@@ -102,9 +104,23 @@ def save_and_load_outside_scopes() -> None:
     Keras makes an optimizer whenever it saves a model or loads weights, to learn what attributes it has. In
     the scope, the variables of this optimizer would wait for all workers, but a callback saves on the chief
     alone, and BackupAndRestore loads there.
+
+    Keras also finds tfdist's own classes, which are registered only where they are used: tools that store
+    models with all registered classes would store them with each model, which then needs tfdist.
     """
     if not _outside:
         _outside.append(wrap_names_of_attributes(_outside_scopes))
+        _outside.append(wrap_search_of_classes(_registering_own))
+
+
+def _registering_own(of_keras: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(of_keras)
+    def function(name: Any, *args: Any, **kwargs: Any) -> Any:
+        if name in _REGISTERED:
+            importlib.import_module(_REGISTERED[name])
+        return of_keras(name, *args, **kwargs)
+
+    return function
 
 
 def _outside_scopes(of_keras: Callable[..., Any]) -> Callable[..., Any]:

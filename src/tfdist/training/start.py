@@ -1,9 +1,11 @@
 """Make a process part of its cluster in one line, at the head of a script that all tasks run."""
 
 import contextlib
+import functools
+import inspect
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -96,6 +98,8 @@ def start(
     silence_limit = 60.0 if heartbeat_timeout is None else heartbeat_timeout
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
+    if not cluster.serves:
+        _check_methods_are_those_of_keras()
     if workers or ps:
         own = {name: value for name, value in options.items() if name in _OF_SERVERS}
         cluster = _cluster_beside(cluster, workers, ps, {"heartbeat_timeout": silence_limit, **own})
@@ -155,17 +159,47 @@ def _cluster_beside(given: ClusterConfig, workers: int, ps: int, options: Mappin
 
 def _replace_methods_of_keras() -> None:
     """Replace `model.fit`, `evaluate` and `predict` by those of tfdist, for all models of this process."""
-    known = [sys.modules.get(name) for name in ("keras", "tf_keras")]
-    models: set[Any] = {tf.keras.Model, *(keras.Model for keras in known if keras is not None)}
-    for model in models:
-        for method in (fit, evaluate, predict):
-            setattr(model, method.__name__, method)
+    for model in _models_of_keras():
+        for function in (fit, evaluate, predict):
+            name = function.__name__
+            setattr(model, name, _as_method(function, getattr(model, name)))
         model.predict_on_batch = on_several_replicas(predict_on_batch, model.predict_on_batch)
     keras = sys.modules.get("keras")
     if keras is not None and not keras.__version__.startswith("2."):  # Keras 2's own split a batch
         save_and_load_outside_scopes()
         for name, on_batch in (("train_on_batch", fit_batch), ("test_on_batch", evaluate_batch)):
             setattr(keras.Model, name, on_several_replicas(on_batch, getattr(keras.Model, name)))
+
+
+def _models_of_keras() -> set[Any]:
+    """Return the classes of models of each Keras that this process has imported."""
+    known = [sys.modules.get(name) for name in ("keras", "tf_keras")]
+    return {tf.keras.Model, *(keras.Model for keras in known if keras is not None)}
+
+
+def _as_method(function: Callable[..., Any], of_keras: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of tfdist as a method that has the signature of Keras's own.
+
+    Tools that wrap Keras's methods find the arguments of a call by it, and skip `self` by its name.
+    """
+
+    @functools.wraps(function)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__signature__ = inspect.signature(of_keras)  # type: ignore[attr-defined]
+    return method
+
+
+def _check_methods_are_those_of_keras() -> None:
+    """Refuse methods that another library has wrapped: its wrapper would be lost without a word."""
+    for model in _models_of_keras():
+        for function in (fit, evaluate, predict):
+            name = function.__name__
+            wrapped_by = getattr(getattr(model, name), "__globals__", {}).get("__name__", "another library")
+            if wrapped_by.partition(".")[0] not in ("keras", "tf_keras", "tensorflow", "tfdist"):
+                problem = f"{wrapped_by} has replaced Keras's Model.{name}, and would have no effect any more"
+                raise ConfigError("start", problem, remedy="Call tfdist.start() before what replaces it")
 
 
 def watch_variables_and_data(strategy: tf.distribute.Strategy) -> None:

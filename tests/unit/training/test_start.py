@@ -1,5 +1,7 @@
 """After `tfdist.start()`, Keras's methods and functions do what they do in one process."""
 
+import functools
+import inspect
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+import tfdist  # noqa: E402
 from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training import start  # noqa: E402  # after the check that TensorFlow is there
 
@@ -60,6 +63,34 @@ def test_one_replica_in_one_process_predicts_a_batch_by_keras_itself(monkeypatch
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
     assert model.predict_on_batch(np.ones((3, 2))).shape == (3, 1)
+
+
+def test_the_methods_have_the_signatures_of_keras_by_which_tools_read_arguments(monkeypatch: Any) -> None:
+    own = {name: getattr(keras.Model, name) for name in ("fit", "evaluate", "predict")}
+    for name in (*own, "predict_on_batch", "train_on_batch", "test_on_batch"):
+        monkeypatch.setattr(keras.Model, name, getattr(keras.Model, name))
+    monkeypatch.setattr(start, "save_and_load_outside_scopes", lambda: None)
+
+    start._replace_methods_of_keras()
+
+    for name, method in own.items():
+        assert getattr(keras.Model, name).__wrapped__ is getattr(tfdist, name)
+        assert inspect.signature(getattr(keras.Model, name)) == inspect.signature(method)
+
+
+def test_a_method_that_another_library_has_wrapped_before_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(start, "print_own_errors_in_a_line", lambda: None)
+    monkeypatch.setattr(start, "_started", [])
+
+    @functools.wraps(keras.Model.fit)  # as mlflow.tensorflow.autolog() of MLflow 3.17 does
+    def fit(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("this is not called")
+
+    monkeypatch.setattr(keras.Model, "fit", fit)
+    with pytest.raises(
+        ConfigError, match=r"start: .*test_start has replaced Keras's Model\.fit, .*Call tfdist"
+    ):
+        start.start()
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="needs a machine without a GPU")

@@ -30,6 +30,10 @@ _APART = (
     "exchanges on one worker what others do not, such as a metric's result on the chief alone",
     "Call it on all workers, in the same order, and only print under tfdist.is_chief()",
 )
+_NOT_IMPORTED = (
+    "uses an operation of a package, such as tensorflow_text, that a worker has not imported",
+    "Import the package before tfdist.start(), in which the worker serves for the rest of its life",
+)
 # What TensorFlow, Keras and the transport say to mistakes of scripts, and what to say instead.
 _MISTAKES = {
     "Mixing different tf.distribute.Strategy objects": _SECOND_STRATEGY,
@@ -38,6 +42,7 @@ _MISTAKES = {
     "cannot be called in cross-replica context": _NO_RUN,
     "called while defining a new graph or a tf.function": _IN_A_BRANCH,
     "is at another exchange": _APART,
+    "Op type not registered": _NOT_IMPORTED,
 }
 _KINDS = (RuntimeError, ValueError, AttributeError, tf.errors.OpError, ExchangeError)
 
@@ -72,7 +77,8 @@ def print_own_errors_in_a_line() -> None:
 def _explained(error: BaseException) -> BaseException:
     """Return an error of tfdist for what TensorFlow and Keras say; any other error as it is."""
     named = _naming_lost_tasks(error)
-    if isinstance(named, ConfigError) or not isinstance(error, _KINDS):
+    is_of_tensorflow = type(error).__module__.startswith("tensorflow.")  # has kinds without a public name
+    if isinstance(named, ConfigError) or not (is_of_tensorflow or isinstance(error, _KINDS)):
         return named
     text = str(error)
     return next((_mistake(known) for known in _MISTAKES if known in text), named)

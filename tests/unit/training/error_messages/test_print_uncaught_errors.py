@@ -4,7 +4,11 @@ from importlib.metadata import version
 
 import pytest
 
-from again import again
+tf = pytest.importorskip("tensorflow")
+
+from again import again  # noqa: E402
+from tfdist.errors import ConfigError  # noqa: E402
+from tfdist.training.error_messages import print_uncaught_errors  # noqa: E402
 
 SCRIPT = """
 import tensorflow as tf
@@ -136,6 +140,14 @@ def test_an_optimizer_that_branches_is_named_in_a_line(run_program):
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "tfdist: the script: applies gradients inside of a tf.function or a branch" in done.stderr
+
+
+def test_an_operation_that_a_worker_has_not_imported_is_explained():
+    coordinator = pytest.importorskip("tensorflow.python.distribute.coordinator.cluster_coordinator")
+    missing = tf.errors.NotFoundError(None, None, "Op type not registered 'RegexSplitWithOffsets' in binary")
+    explained = print_uncaught_errors._explained(coordinator.ClosureInputError(missing))
+    assert isinstance(explained, ConfigError)
+    assert "Import the package before tfdist.start()" in str(explained)
 
 
 def test_another_error_keeps_its_traceback(run_program):

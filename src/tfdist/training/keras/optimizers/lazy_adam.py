@@ -18,6 +18,8 @@ class LazyAdam(tf.keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships n
     weights are updated as by Adam. It has the arguments of Adam.
     """
 
+    only_rows_with_gradient = True
+
     def __init__(self, *args: Any, **options: Any) -> None:
         """Create the optimizer from the arguments of Keras's Adam."""
         if tf.keras.__version__ < "3":

@@ -39,7 +39,6 @@ from tfdist._utils.temporary_patches import attributes_set
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided, tensors_of
 from tfdist.training.keras.optimizers.fused_sgd_and_adagrad import fused
-from tfdist.training.keras.optimizers.lazy_adam import LazyAdam
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
 
 # Sends gradients to their variables; takes and returns pairs of both, as optimizers of Keras do.
@@ -67,7 +66,7 @@ def adds_rows_up(optimizer: Any) -> bool:
     """
     inner = without_loss_scale(optimizer)
     clips = any(getattr(inner, name) for name in ("clipvalue", "clipnorm", "global_clipnorm"))
-    return not clips and (is_sgd_of_keras(inner) or isinstance(inner, LazyAdam))
+    return not clips and (is_sgd_of_keras(inner) or hasattr(inner, "only_rows_with_gradient"))
 
 
 def loss_scale(optimizer: Any) -> tf.Tensor | None:

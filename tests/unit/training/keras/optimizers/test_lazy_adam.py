@@ -70,3 +70,21 @@ def test_amsgrad_is_refused_for_embeddings():
     table = keras.Variable(np.ones((4, 2)), dtype="float64")
     with pytest.raises(ConfigError, match="LazyAdam: has amsgrad, which is not supported for embeddings"):
         _apply(tfdist.LazyAdam(0.1, amsgrad=True), table, [_sparse(np.ones((1, 2)), [1])])
+
+
+def test_only_a_process_that_uses_or_loads_it_has_it_among_the_registered_classes(tmp_path, run_program):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(tfdist.LazyAdam(0.1), "mse")
+    model.save(tmp_path / "model.keras")
+
+    run = run_program(f"""
+import keras
+
+import tfdist
+
+tfdist.start()
+assert "tfdist>LazyAdam" not in keras.saving.get_custom_objects()
+print(type(keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer).__name__)
+""")
+
+    assert run.stdout == "LazyAdam\n", run.stderr
