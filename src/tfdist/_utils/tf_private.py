@@ -280,19 +280,17 @@ def replicas_on(kind: str, count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def heartbeats_within(seconds: float | None) -> Iterator[None]:
-    """Set how long workers that connect in the block wait for heartbeats of others; None: for 10 s.
+def workers_wait(*, seconds_to_connect: float, seconds_of_silence: float | None) -> Iterator[None]:
+    """Set how long workers that connect in the block wait for worker 0, and for heartbeats afterwards.
 
-    TensorFlow sends a heartbeat, which must be answered at once, after each half of this time.
+    Without it TensorFlow waits for an hour, and for 10 s as with None. It sends a heartbeat, which must be
+    answered at once, after each half of that time.
     """
-    if seconds is None:
-        yield
-        return
     connection = context.context()
-    milliseconds = int(seconds * 1000)
-    configure = functools.partial(
-        connection.configure_coordination_service, heartbeat_timeout_in_ms=milliseconds
-    )
+    limits = {"cluster_register_timeout_in_ms": int(seconds_to_connect * 1000)}
+    if seconds_of_silence is not None:
+        limits["heartbeat_timeout_in_ms"] = int(seconds_of_silence * 1000)
+    configure = functools.partial(connection.configure_coordination_service, **limits)
     with attributes_set(connection, configure_coordination_service=configure):
         yield
 

@@ -287,6 +287,7 @@ def _make(cluster: ClusterConfig, name: StrategyName, options: StrategyOptions) 
             cluster.resolver(),
             collectives_of(options.communication),
             options.communication.timeout,
+            START_TIMEOUT if options.start_timeout is None else options.start_timeout,
             options.heartbeat_timeout,
         )
     partitioner = _partitioner(cluster, options)

@@ -14,11 +14,11 @@ from tfdist._utils.temporary_patches import attributes_set
 from tfdist._utils.tf_private import (
     convert_initial_values,
     cross_device_ops_of,
-    heartbeats_within,
     replace_cross_device_ops,
     replicas_on,
     set_cluster_resolver,
     worker_count,
+    workers_wait,
 )
 from tfdist.cluster.config import ClusterConfig, Task
 from tfdist.coordination.grpc_health_probe import SILENCE_LIMIT
@@ -33,6 +33,8 @@ from tfdist.strategies.ps_transfer import PsTransfer
 from tfdist.strategies.variable_partitioner import Partitioner
 from tfdist.transport.join_ring import join_ring
 from tfdist.transport.ring import Ring
+
+_LEAST_TO_CONNECT = 60.0  # seconds: all tasks are there, but one may find its GPUs first
 
 
 def ring_of(strategy: tf.distribute.Strategy) -> Ring | None:
@@ -116,6 +118,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
         resolver: tf.distribute.cluster_resolver.ClusterResolver,
         options: tf.distribute.experimental.CommunicationOptions,
         timeout: float | None,
+        start_timeout: float,
         heartbeat_timeout: float | None = None,
     ) -> None:
         """Connect to the other workers; an exchange may take `timeout` seconds, if it is not None.
@@ -126,11 +129,15 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
             resolver: The cluster and this process's task.
             options: The options of TensorFlow's collectives.
             timeout: Seconds that an exchange may take; None for no limit.
+            start_timeout: Seconds to wait for worker 0, should it end in this call.
             heartbeat_timeout: Seconds without an answer after which a worker is lost; 10 if None.
         """
         # TensorFlow's own limit ends a standstill of half of it.
         least = None if heartbeat_timeout is None else max(2 * heartbeat_timeout, SILENCE_LIMIT)
-        with replicas_on(*devices_to_compute_on()), heartbeats_within(least):
+        waiting = workers_wait(
+            seconds_to_connect=max(start_timeout, _LEAST_TO_CONNECT), seconds_of_silence=least
+        )
+        with replicas_on(*devices_to_compute_on()), waiting:
             super().__init__(resolver, options)
         self._silence_limit = SILENCE_LIMIT if heartbeat_timeout is None else heartbeat_timeout
         convert_initial_values(self, to_collective_type, from_collective_type)

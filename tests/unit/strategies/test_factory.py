@@ -280,7 +280,7 @@ def test_a_mirrored_worker_computes_on_all_of_its_devices(monkeypatch):
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus if kind == "GPU" else [])
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", splits.__getitem__)
 
-    MultiWorkerMirrored(None, None, None)
+    MultiWorkerMirrored(None, None, None, 600.0)
 
     assert made == [(("/me/device:GPU:0", "/me/device:GPU:1", "/me/device:GPU:2"), "GPU")]
 
