@@ -99,7 +99,7 @@ def start(
     stall_timeout = checked_timeout("start: stall_timeout", stall_timeout)
     cluster = ClusterConfig.from_environment() if cluster is None else cluster
     if not cluster.serves:
-        _check_methods_are_those_of_keras()
+        _warn_of_wrapped_methods()
     if workers or ps:
         own = {name: value for name, value in options.items() if name in _OF_SERVERS}
         cluster = _cluster_beside(cluster, workers, ps, {"heartbeat_timeout": silence_limit, **own})
@@ -191,15 +191,18 @@ def _as_method(function: Callable[..., Any], of_keras: Callable[..., Any]) -> Ca
     return method
 
 
-def _check_methods_are_those_of_keras() -> None:
-    """Refuse methods that another library has wrapped: its wrapper would be lost without a word."""
+def _warn_of_wrapped_methods() -> None:
+    """Name methods that another library has wrapped: they are replaced, and its wrapper has no effect."""
     for model in _models_of_keras():
         for function in (fit, evaluate, predict):
             name = function.__name__
             wrapped_by = getattr(getattr(model, name), "__globals__", {}).get("__name__", "another library")
             if wrapped_by.partition(".")[0] not in ("keras", "tf_keras", "tensorflow", "tfdist"):
-                problem = f"{wrapped_by} has replaced Keras's Model.{name}, and would have no effect any more"
-                raise ConfigError("start", problem, remedy="Call tfdist.start() before what replaces it")
+                _log.warning(
+                    "%s has replaced Model.%s, and has no effect any more: call tfdist.start() before it",
+                    wrapped_by,
+                    name,
+                )
 
 
 def watch_variables_and_data(strategy: tf.distribute.Strategy) -> None:
