@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 import tfdist  # noqa: E402
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError  # noqa: E402
 from tfdist.training import start  # noqa: E402  # after the check that TensorFlow is there
 
 keras = tf.keras
