@@ -35,6 +35,7 @@ from tfdist.training.runners.coordinated_runner import CoordinatedRunner
 from tfdist.training.runners.graphs_for_workers import GraphsOfBatches, WorkerGraph
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.synchronous_runner import SynchronousRunner
+from tfdist.training.workers.same_model import check_same_model
 
 _STEPS = {"train_step": "a training step", "test_step": "an evaluation step"}
 
@@ -111,6 +112,7 @@ class Session:
         self._keras_step: Any = None
         self._steps = steps
         check_model(model, strategy)
+        check_same_model(model, strategy)
         self._dataset, self._spec = self._cluster.distribute(data)
         self._tested = self._dataset, self._spec
         if validation_data is not None:

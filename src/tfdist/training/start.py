@@ -32,6 +32,7 @@ from tfdist.training.fit import fit
 from tfdist.training.predict import predict, predict_on_batch
 from tfdist.training.train_and_test_on_batch import evaluate_batch, fit_batch, on_several_replicas
 from tfdist.training.workers.same_call import watch_calls
+from tfdist.training.workers.same_model import naming_other_variables
 
 _log = logging.getLogger("tfdist")
 _OF_SERVERS = ("device", "memory_growth", "start_timeout")
@@ -216,7 +217,8 @@ def watch_variables_and_data(strategy: tf.distribute.Strategy) -> None:
 
     @contextlib.contextmanager
     def while_making(name: str) -> Iterator[None]:
-        with watch.variable(name), naming_lost_tasks(f"the variable {name}", strategy):
+        lost = naming_lost_tasks(f"the variable {name}", strategy)
+        with watch.variable(name), lost, naming_other_variables(name):
             yield
 
     def check_split(dataset: tf.data.Dataset) -> None:
