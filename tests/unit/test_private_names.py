@@ -133,6 +133,7 @@ def samples_of_tensorflow():
         "collective_all_reduce_strategy": tf_private.collective_all_reduce_strategy,
         "coordinator_values": tf_private.coordinator_values,
         "composite_tensor_gradient": tf_private.composite_tensor_gradient,
+        "config": tf_private.config,
         "sharded_variable": tf_private.sharded_variable,
         "replaced": collective,
         "self": collective,

@@ -27,7 +27,7 @@ from tensorflow.python.distribute import (
 from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.distribute.coordinator import values as coordinator_values
 from tensorflow.python.eager import context, executor
-from tensorflow.python.framework import composite_tensor_gradient, ops
+from tensorflow.python.framework import composite_tensor_gradient, config, ops
 from tensorflow.python.ops import control_flow_v2_func_graphs, script_ops
 from tensorflow.python.saved_model import load
 from tensorflow.python.util import tf_decorator
@@ -579,6 +579,11 @@ def replica_specs(distributed_spec: Any) -> list[Any]:
 def eager_context() -> Any:
     """Return what knows all functions of this process; a script may replace it, to set its devices again."""
     return context.context()
+
+
+def must_be_deterministic() -> bool:
+    """Return whether `tf.config.experimental.enable_op_determinism` is in effect."""
+    return bool(config.is_op_determinism_enabled())
 
 
 def function_of_a_model(function: Any) -> Any:

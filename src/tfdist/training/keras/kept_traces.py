@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import made_by_compile
+from tfdist._utils.tf_private import must_be_deterministic
 
 _ATTRIBUTE = "_tfdist_traces"
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -98,9 +99,12 @@ def kinds(batch: Any) -> str:
 
 
 def _compiled(model: Any) -> list[Any]:
-    """Return what `compile` makes or sets, and the functions that a user may make Keras make again."""
+    """Return what `compile` makes or sets, and the functions that a user may make Keras make again.
+
+    Also return whether operations must be deterministic, for which other ones are traced.
+    """
     names = ("optimizer", "run_eagerly", "jit_compile", *_FUNCTIONS)
-    return [made_by_compile(model), *(getattr(model, name, None) for name in names)]
+    return [made_by_compile(model), must_be_deterministic(), *(getattr(model, name, None) for name in names)]
 
 
 def _variables(model: Any) -> list[Any]:

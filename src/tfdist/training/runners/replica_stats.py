@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._utils.strategy_kinds import is_asynchronous
-from tfdist._utils.tf_private import eager_context, worker_count
+from tfdist._utils.tf_private import eager_context, must_be_deterministic, worker_count
 from tfdist.strategies.gradient_arithmetic import tensors_of
 from tfdist.training.parameter_servers.worker_index_and_tables import worker_index
 
@@ -54,12 +54,16 @@ class ReplicaStats:
 
     # -- in replica context --
 
-    def begun(self, data: Any) -> tuple[tf.Tensor, Any]:
+    def begun(self, data: Any) -> tuple[tf.Tensor | None, Any]:
         """Return the time on this replica's machine when the data are there, and the data.
+
+        The time is None where operations must be deterministic: TensorFlow then has no clock.
 
         The returned data are available only after the clock has been read. With few threads, TensorFlow would
         otherwise read it after some of the computation.
         """
+        if must_be_deterministic():
+            return None, data
         tensors = tensors_of(data)
         begun = now(tf.cast(tf.size(tensors[0]), tf.float64), after=tensors)
         return begun, only_after(begun, data)
@@ -95,9 +99,14 @@ def only_after(read: tf.Tensor, values: Any) -> Any:
 
 
 def now(number: tf.Tensor, *, after: list[tf.Tensor]) -> tf.Tensor:
-    """Return the time when some tensors are computed; `number` distinguishes this call from others."""
+    """Return the time when some tensors are computed; `number` distinguishes this call from others.
+
+    It is always 0 where operations must be deterministic: TensorFlow then has no clock.
+    """
     with tf.control_dependencies(after):
         number = tf.identity(number)
+    if must_be_deterministic():
+        return tf.zeros_like(number)
     if tf.executing_eagerly():
         return tf.timestamp()
     [read] = tf.raw_ops.PartitionedCall(args=[number], Tout=[tf.float64], f=_clock(eager_context()))

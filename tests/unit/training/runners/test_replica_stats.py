@@ -84,3 +84,22 @@ def test_what_is_waited_for_data_is_told_from_what_a_step_takes(replica_stats):
 def test_the_replicas_are_told_apart(replica_stats):
     table = tf.constant([[0.1, 1, 0, 0, 9], [0.1, 1, 0, 1, 9], [0.1, 1, 2, 0, 9]], tf.float64)
     assert replica_stats.failure(table) == Failure("NaN", (1, 2), 3)
+
+
+def test_fit_trains_where_operations_must_be_deterministic(run_program):
+    """TensorFlow has no clock then, and steps that were traced before read it."""
+    run = run_program("""
+import numpy as np
+import tensorflow as tf
+import tfdist
+tf.keras.utils.set_random_seed(1)
+model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((8, 2), "float32")
+losses = tfdist.fit(model, x, x[:, :1], verbose=0).history["loss"]
+tf.config.experimental.enable_op_determinism()
+losses += tfdist.fit(model, x, x[:, :1], verbose=0).history["loss"]
+print(losses[1] < losses[0])
+""")
+
+    assert run.stdout == "True\n", run.stderr
