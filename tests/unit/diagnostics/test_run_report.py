@@ -514,6 +514,25 @@ def test_a_page_about_a_long_run_of_many_tasks_stays_small(tmp_path):
     )  # the others have no room
 
 
+def test_what_happens_often_in_a_long_run_is_marked_together(tmp_path):
+    events = [LaunchStarted(tasks={"worker:0": "127.0.0.1:1"}, command=["x"], shares=""), started("digits")]
+    for step in range(5_000):
+        events += [
+            PhaseBegun(phase="training"),
+            Progressed(step=step, steps=5_000, examples_per_second=1.0, loss=1.0),
+            PhaseBegun(phase="evaluating"),
+            TaskExited(task="worker:1", pid=3, status=-9, was_asked=False, starts_again=True),
+        ]
+    for second, event in enumerate(events):
+        event.time = 1.8e9 + second
+    page = page_of(write_run(tmp_path / "run", events))
+    kinds = [attrs.get("class") for _, attrs in page.tags]
+    assert 100 < kinds.count("mark fault") < 500
+    assert 100 < kinds.count("band") < 500
+    assert re.search(r"worker:1 was ended by SIGKILL, and \d\d more", page.text)
+    assert re.search(r"evaluation: 2 s, and \d\d more", page.text)
+
+
 def test_a_mistake_about_a_run_in_a_store_names_the_address(tmp_path):
     address = f"file://localhost{tmp_path}/none"
     with pytest.raises(ConfigError, match=f"^{address}: is no folder of a run: "):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from tfdist.diagnostics.report.markup import details, escape, number, slug, table
 
@@ -10,6 +11,8 @@ _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 18, 30, 50
 _TICKS = 5
 _MOST_POINTS, _MOST_MARKERS, _MOST_ROWS = 400, 12, 100
+_MOST_APART = 100  # marks, or bands; of more, those that nobody could tell apart are drawn as one
+_LEAST_APART = 4.0  # between two of them
 _LARGEST = 1e30  # what is larger is no measurement, and its differences could be infinite
 _ROOM = 0.06  # above and below the values, as a part of their range
 _LEAST_PART = 1e-9  # of a number: a shorter axis would have no round numbers
@@ -23,6 +26,7 @@ _SHAPES = (
     "M0,5L5,-4H-5z",
     "M-1.5,-5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z",
 )
+_Drawn = TypeVar("_Drawn")
 _MARKS = {"fault": "M-5,-5L5,5M-5,5L5,-5", "restart": "M-4,-5L5,0L-4,5z", "checkpoint": "M0,-5L5,0L0,5L-5,0z"}
 
 
@@ -149,9 +153,9 @@ def _svg(chart: Chart, series: Sequence[Series], name: str) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">',
         f'<title id="{name}-t">{escape(chart.title)}</title>',
         f'<desc id="{name}-d">{escape("; ".join(_described(chart, curve) for curve in series))}</desc>',
-        *(_band(band, across) for band in chart.bands),
+        *(_band(band, across) for band in _joined_bands(chart.bands, across)),
         _axes(chart, across, up),
-        *(_mark(mark, across) for mark in chart.marks),
+        *(_mark(mark, across) for mark in _joined_marks(chart.marks, across)),
         *(_line(curve, across, up, chart) for curve in series),
         "</svg>",
     ]
@@ -184,6 +188,47 @@ def _axes(chart: Chart, across: _Scale, up: _Scale) -> str:
     parts.append(f'<text x="{right}" y="{_HEIGHT - 6}" class="end name">{escape(chart.x_name)}</text>')
     parts.append(f'<text x="4" y="16" class="name">{escape(chart.y_name)}</text>')
     return "".join(parts)
+
+
+def _joined_bands(bands: Sequence[Band], across: _Scale) -> list[Band]:
+    """Return bands in order of time; of many, one for those between which a reader would see no gap."""
+    if len(bands) <= _MOST_APART:
+        return list(bands)
+    ordered = sorted(bands, key=lambda band: band.begin)
+    groups = _groups(ordered, lambda before, band: across(band.begin) - across(before[0].begin))
+    return [
+        Band(group[0].begin, max(band.end for band in group), _text_of(group[0].text, len(group)))
+        for group in groups
+    ]
+
+
+def _joined_marks(marks: Sequence[Mark], across: _Scale) -> list[Mark]:
+    """Return marks; of many, one for those of a kind that would hide one another."""
+    if len(marks) <= _MOST_APART:
+        return list(marks)
+    joined = []
+    for kind in dict.fromkeys(mark.kind for mark in marks):
+        own = sorted((mark for mark in marks if mark.kind == kind), key=lambda mark: mark.x)
+        groups = _groups(own, lambda before, mark: across(mark.x) - across(before[0].x))
+        joined += [replace(group[0], text=_text_of(group[0].text, len(group))) for group in groups]
+    return joined
+
+
+def _groups(
+    ordered: Sequence[_Drawn], distance: Callable[[list[_Drawn], _Drawn], float]
+) -> list[list[_Drawn]]:
+    """Return what is drawn in groups, each with all that is near its first."""
+    groups: list[list[_Drawn]] = []
+    for each in ordered:
+        if groups and distance(groups[-1], each) < _LEAST_APART:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _text_of(first: str, size: int) -> str:
+    return first if size == 1 else f"{first}, and {size - 1:,} more"
 
 
 def _band(band: Band, across: _Scale) -> str:
