@@ -165,7 +165,8 @@ def test_who_lingers_after_the_chief_is_ended_and_named(tmp_path):
 
 
 def test_who_ends_within_the_grace_after_the_chief_is_left_alone(tmp_path):
-    report, _ = run(NAME + "import time\nif me != 'worker:0': time.sleep(0.5)", tmp_path)
+    month = 30 * 86400.0  # more milliseconds than the system's poll takes at once
+    report, _ = run(NAME + "import time\nif me != 'worker:0': time.sleep(0.5)", tmp_path, grace=month)
     assert [(each.code, each.asked) for each in report.exits] == [(0, False), (0, False)]
 
 

@@ -32,6 +32,7 @@ from .start_child import FORK, SIGNALS_OF_TERMINALS, STOP_SIGNALS, start
 _SIGKILL_TIMEOUT = 10.0  # seconds until a process that SIGKILL does not end (a hung device) is reported
 _STOP_SIGNALS = (*STOP_SIGNALS, *SIGNALS_OF_TERMINALS)
 _LAUNCHER_DIED = signal.SIGCONT  # it continues a supervisor that was stopped, which no other signal does
+_LONGEST_WAIT = 86400.0  # seconds
 _SECONDS_BETWEEN_CHECKS = 1.0  # of the fork server, and of a log writer that could not be started
 
 
@@ -119,8 +120,9 @@ class Supervisor:
         if not self._log_writer.pid:
             self._log_writer.start(self._control)
             deadline = min(deadline, time.monotonic() + _SECONDS_BETWEEN_CHECKS)
-        seconds = deadline - time.monotonic()
-        ready = dict(self._poll.poll(None if deadline == NEVER else max(seconds, 0) * 1000 + 1))
+        # The callers ask again: poll takes no more milliseconds than 31 bits count, which are 24 days.
+        seconds = min(max(deadline - time.monotonic(), 0), _LONGEST_WAIT)
+        ready = dict(self._poll.poll(None if deadline == NEVER else seconds * 1000 + 1))
         signals = os.read(self._wakeup_reader, 4096) if self._wakeup_reader in ready else b""
         if _LAUNCHER_DIED in signals and os.getppid() != self._launcher:
             self._kill()
