@@ -5,6 +5,7 @@ An evaluator that may only read the folder, or has a copy of it from an object s
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tfdist._utils.read_untrusted_files import read_json_file
 from tfdist._utils.write_files import write_json
 from tfdist.errors import StorageError
 from tfdist.launcher.record_events import EventFile, record
-from tfdist.launcher.run_events import FILE, Evaluated, read_events, stamped
+from tfdist.launcher.run_events import FILE, AnyEvent, Evaluated, read_event, read_events, stamped
 from tfdist.trainer.run_folder import RunFolder
 
 _log = logging.getLogger("tfdist")
@@ -46,6 +47,7 @@ class EvaluatorNotes:
         """Begin after the last evaluation among the events of the run."""
         self._folder = folder
         self._seen = max((event.step for event in _evaluations(folder.root / FILE)), default=-1)
+        self._read = 0  # how many bytes of the notes: a long run has many, and asks at each checkpoint
 
     def best_step(self) -> int:
         """Return the step that is noted as the best; 0 if there is none."""
@@ -53,10 +55,23 @@ class EvaluatorNotes:
 
     def record_new(self) -> None:
         """Record the results that are new among the events of the run."""
-        for event in _evaluations(self._folder.evaluations_file):
-            if event.step > self._seen:
+        for event in self._new_notes():
+            if isinstance(event, Evaluated) and event.step > self._seen:
                 self._seen = event.step
                 record(event)
+
+    def _new_notes(self) -> list[AnyEvent | None]:
+        """Return the events of the lines that were added since the last call and are whole."""
+        try:
+            with open(self._folder.evaluations_file, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read:  # another file
+                    self._read = 0
+                file.seek(self._read)
+                lines, end, _ = file.read().rpartition(b"\n")
+        except OSError:  # nothing has been written yet
+            return []
+        self._read += len(lines) + len(end)
+        return [read_event(line) for line in lines.splitlines()]
 
 
 def _evaluations(file: Path) -> list[Evaluated]:

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfdist import ClusterConfig
 from tfdist.errors import DataError
-from tfdist.trainer import evaluator
+from tfdist.launcher.record_events import listening
+from tfdist.trainer import evaluator, evaluator_notes
 from tfdist.trainer.config import read_config
 from tfdist.trainer.run_folder import RunFolder
 from tfdist.training.checkpoints.checkpoint_files import save
@@ -59,3 +60,23 @@ def test_refuses_a_checkpoint_of_a_run_on_other_data(tmp_path, cache, monkeypatc
     cluster = ClusterConfig.local(workers=1, evaluator=1).with_task("evaluator", 0)
     with pytest.raises(DataError, match=r"that of the run, 'mnist' 0123456789ab; here it is '.*own\.npz' "):
         evaluator.evaluate_checkpoints(read_config(config).config, cluster, folder)
+
+
+def test_the_chief_reads_each_note_of_the_evaluator_once(tmp_path, monkeypatch):
+    folder, read, seen = RunFolder.at(tmp_path), [], []
+    folder.evaluations_file.parent.mkdir(parents=True, exist_ok=True)
+    notes = evaluator_notes.EvaluatorNotes(folder)
+    read_event = evaluator_notes.read_event
+    monkeypatch.setattr(evaluator_notes, "read_event", lambda line: read.append(line) or read_event(line))
+    with listening(seen.append):
+        for step in range(20):
+            evaluator_notes.note_results(folder, step, {"loss": 1.0})
+            notes.record_new()
+        with open(folder.evaluations_file, "ab") as file:  # a line that is not whole yet
+            file.write(b'{"event": "evaluated", "step": 20, ')
+            file.flush()
+            notes.record_new()
+            file.write(b'"results": {}}\n')
+        notes.record_new()
+    assert [event.step for event in seen] == list(range(21))
+    assert len(read) == 21
