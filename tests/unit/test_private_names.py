@@ -237,6 +237,8 @@ def samples_of_keras():
         "layer": [model.layers[0]],
         "norm": [keras.layers.BatchNormalization(axis=-1)],
         "metric": [keras.metrics.Mean()],
+        "loss": [keras.losses.MeanSquaredError()],
+        "loss_class": [keras.losses.Loss],
         "data_adapter": [] if keras_3 else [importlib.import_module("keras.engine.data_adapter")],
         "adapter": [adapters.PyDatasetAdapter] if keras_3 else [],
         "callback_list": [keras.callbacks.CallbackList],

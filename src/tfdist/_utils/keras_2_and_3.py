@@ -76,6 +76,16 @@ def build_for(model: Any, x: Any) -> None:
     model(tf.nest.map_structure(symbolic, x))
 
 
+def trained_variables(model: Any) -> list[Any]:
+    """Return the variables that a model trains now; none of one of Keras 2 with parts that are not built."""
+    try:
+        return list(model.trainable_variables)
+    except ValueError:
+        if not is_keras_2(model):
+            raise
+        return []
+
+
 def has_call(model: Any) -> bool:
     """Return whether a model defines `call`; a model with a custom train_step need not."""
     return type(model).call is not keras_of(model).Model.call

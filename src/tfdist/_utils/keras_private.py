@@ -553,6 +553,24 @@ def masks_weighed_by(keras: ModuleType, replace: Callable[[Any], Any]) -> Iterat
         yield
 
 
+@contextlib.contextmanager
+def losses_may_average(keras: ModuleType) -> Iterator[None]:
+    """Permit a loss of Keras 2 that a custom step calls to average over the batch, within the block.
+
+    Keras 2 refuses it under any strategy, since an average over one replica's part is another one; a single
+    replica has the whole batch. Seen in 2.12.
+    """
+    loss_class: Any = keras.losses.Loss
+    of_keras = loss_class._get_reduction
+
+    def reduction(loss: Any) -> Any:
+        with attributes_set(loss, _allow_sum_over_batch_size=True):
+            return of_keras(loss)
+
+    with attributes_set(loss_class, _get_reduction=reduction):
+        yield
+
+
 def mask_weights(keras: ModuleType, sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
     """Return sample weights times a mask, as Keras 3 multiplies them before it reduces losses."""
     loss_module: Any = importlib.import_module(f"{keras.__name__}.src.losses.loss")

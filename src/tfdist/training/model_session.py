@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import build_for, has_call, is_keras_2, keras_of
+from tfdist._utils.keras_2_and_3 import build_for, has_call, is_keras_2, keras_of, trained_variables
 from tfdist._utils.keras_private import build_metrics_of_own, build_model, build_model_eagerly
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import function_of_a_model, replica_specs, worker_count
@@ -288,7 +288,7 @@ class Session:
                 return Keras2Step(self._model, self.strategy)
             return Keras3Step(self._model, self.strategy, self._randomness)
 
-        return self._traces.get((self.strategy, *map(id, self._model.trainable_variables)), made)
+        return self._traces.get((self.strategy, *map(id, trained_variables(self._model))), made)
 
     @property
     def _randomness(self) -> Randomness:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
+from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of, trained_variables
 from tfdist._utils.keras_private import (
     cast_as_layers_do,
     excludes_from_decay,
@@ -145,7 +145,7 @@ def check_parts(model: Any) -> None:
     """Refuse options that compute something else for each shard than for the whole variable."""
     # Keras 2 lists a model's variables part by part.
     cut = [
-        variable for variable in model.trainable_variables if is_shard(variable) or len(_parts(variable)) > 1
+        variable for variable in trained_variables(model) if is_shard(variable) or len(_parts(variable)) > 1
     ]
     optimizer = without_loss_scale(model.optimizer)
     if not cut or optimizer is None:

@@ -1,12 +1,14 @@
 """Run a model's custom train_step or test_step, as Keras's fit does."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import as_in_keras, flat_logs, is_keras_2
+from tfdist._utils.keras_2_and_3 import as_in_keras, flat_logs, is_keras_2, keras_of
+from tfdist._utils.keras_private import losses_may_average
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import function_of_a_model, worker_count
 from tfdist.errors import ConfigError
@@ -149,7 +151,8 @@ class CustomStepAsIs(KerasStep):
             step = tf.function(step, jit_compile=True, autograph=is_keras_2(self._model))
         else:
             step = as_in_keras(self._model, step)
-        result = self._strategy.run(step, args=(with_none(batch),))
+        with self._averages():
+            result = self._strategy.run(step, args=(with_none(batch),))
         if not isinstance(result, dict):
             received = f"a {type(result).__name__}"
             raise ConfigError(
@@ -162,6 +165,10 @@ class CustomStepAsIs(KerasStep):
         for log in logs:
             check_log(f"{self._name} of model {self._model.name}", log)
         return Totals(logs, self.empty_totals().stats)
+
+    def _averages(self) -> contextlib.AbstractContextManager[None]:
+        is_alone = is_keras_2(self._model) and self._strategy.num_replicas_in_sync == 1
+        return losses_may_average(keras_of(self._model)) if is_alone else contextlib.nullcontext()
 
     def _reduced(self, value: Any) -> tf.Tensor:
         # Metrics of Keras 2 reduce over the replicas in result(), which returns one value.
