@@ -67,8 +67,10 @@ def _layers(model: Any) -> str:
     # A model's own attributes are the state of its calls, such as stop_training.
     kind = keras_of(model).Model
     layers = [_described(layer, 0 if isinstance(layer, kind) else _DEPTH) for layer in layers_of(model)]
-    variables = model.variables if model.built else []
-    weights = [f"{tuple(weight.shape)} {weight.dtype} {weight.trainable}" for weight in variables]
+    variables, trained = (model.variables, model.trainable_variables) if model.built else ([], [])
+    # A weight of Keras 2 does not know that its layer is frozen.
+    ids = {id(weight) for weight in trained}
+    weights = [f"{tuple(weight.shape)} {weight.dtype} {id(weight) in ids}" for weight in variables]
     return "\n".join([*layers, *weights])
 
 
