@@ -76,6 +76,11 @@ def build_for(model: Any, x: Any) -> None:
     model(tf.nest.map_structure(symbolic, x))
 
 
+def all_variables(model: Any) -> list[Any]:
+    """Return the variables of a model, without the vocabularies that Keras 2 lists among them."""
+    return [variable for variable in model.variables if not hasattr(variable, "get_tensors")]
+
+
 def trained_variables(model: Any) -> list[Any]:
     """Return the variables that a model trains now; none of one of Keras 2 with parts that are not built."""
     try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import as_in_keras
+from tfdist._utils.keras_2_and_3 import all_variables, as_in_keras
 from tfdist._utils.nested_optimizers import optimizer_variables
 from tfdist.datasets.open_data import Data, open_data
 from tfdist.trainer.config import Config
@@ -89,7 +89,7 @@ def _variables(model: Any, rows_read: Sequence[int]) -> Iterator[VariableSizes]:
     # Scalars are the step and the learning rate.
     slots = sum(bytes_of(variable) for variable in optimizer_variables(optimizer) if len(variable.shape))
     rows = {id(variable): count for variable, count in zip(model.trainable_variables, rows_read, strict=True)}
-    for variable in model.variables:
+    for variable in all_variables(model):
         is_trained = id(variable) in trained
         yield VariableSizes(
             name=str(getattr(variable, "path", variable.name)),

@@ -11,6 +11,7 @@ from tfdist.errors import ConfigError, DataError
 
 tf = pytest.importorskip("tensorflow")
 
+from tfdist.training.checkpoints.checkpoint_callback import CheckpointAndResume  # noqa: E402
 from tfdist.training.evaluate import evaluate  # noqa: E402
 from tfdist.training.fit import fit  # noqa: E402
 from tfdist.training.keras.model_checks import check_states  # noqa: E402
@@ -43,6 +44,37 @@ def test_is_keras_fit(strategy, together):
     assert set(ours.history) == set(alone.history)
     for name, values in alone.history.items():
         assert ours.history[name] == pytest.approx(values, rel=1e-5)
+
+
+def test_a_layer_with_a_vocabulary_is_trained_saved_and_resumed(strategy, tmp_path):
+    words, y = np.array(["b a c", "a", "c c", "b"] * 3)[:, None], points()[1][:12]
+    data = tf.data.Dataset.from_tensor_slices((words, y)).batch(4)
+
+    def texts():
+        keras.utils.set_random_seed(2)
+        layers = keras.layers
+        vectors = layers.TextVectorization(output_sequence_length=3)
+        vectors.adapt(words)
+        model = keras.Sequential([keras.Input((1,), dtype="string"), vectors, layers.Embedding(9, 2)])
+        model.add(layers.Flatten())
+        model.add(layers.Dense(1))
+        model.compile("adam", "mse")
+        return model
+
+    alone = texts()
+    expected = alone.fit(data, epochs=3, shuffle=False, verbose=0).history["loss"]
+    found = []
+    for epochs in (2, 3):
+        with strategy.scope():
+            model = texts()
+        kept = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+        if keras.__version__ >= "3":
+            kept = CheckpointAndResume(tmp_path)
+        found.append(fit(model, data, epochs=epochs, callbacks=[kept], verbose=0).history["loss"])
+
+    assert found[0] == pytest.approx(expected[:2], rel=1e-5)
+    assert found[1][-1] == pytest.approx(expected[-1], rel=1e-5)
+    assert predict(model, data, verbose=0) == pytest.approx(alone.predict(data, verbose=0), rel=1e-5)
 
 
 @pytest.mark.skipif(keras.__version__ < "3", reason="Keras 2 looks at the class alone, as it does itself")

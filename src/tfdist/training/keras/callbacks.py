@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
+from tfdist._utils.keras_2_and_3 import all_variables, is_keras_2, keras_of
 from tfdist._utils.keras_private import (
     add_slots,
     allow_any_strategy,
@@ -159,7 +159,7 @@ def restored_variables(model: Any) -> list[Any]:
     """Return the variables that Keras's backup may restore: of the model, and of all optimizers within it."""
     others = [found for found in optimizers_beside(model) if found.optimizer.built]
     optimizers = [model.optimizer, *(found.optimizer for found in others)]
-    all_of_them = [*model.variables, *(each for one in optimizers for each in optimizer_variables(one))]
+    all_of_them = [*all_variables(model), *(each for one in optimizers for each in optimizer_variables(one))]
     return list({id(variable): variable for variable in all_of_them}.values())
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import is_keras_2, keras_of
+from tfdist._utils.keras_2_and_3 import all_variables, is_keras_2, keras_of
 from tfdist._utils.keras_private import layers_of, learning_rate_variable, variable_of_tensorflow
 from tfdist._utils.nested_optimizers import optimizer_variables, optimizers_within, without_loss_scale
 from tfdist._utils.strategy_kinds import has_mirrored_workers
@@ -51,7 +51,7 @@ class State:
         for candidate in () if has_learning_rate else (optimizer, *optimizers_within(optimizer)):
             skipped.add(id(learning_rate_variable(candidate)))
         kept = [
-            ("model", [[variable] for variable in model.variables]),
+            ("model", [[variable] for variable in all_variables(model)]),
             ("optimizer", slots_of_whole_variables(optimizer_variables(optimizer))),
             ("random", [[variable] for variable in others]),
             (_BESIDE, [[variable] for variable in beside]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import keras_of
+from tfdist._utils.keras_2_and_3 import all_variables, keras_of
 from tfdist._utils.keras_private import is_of_keras, layers_of
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist.errors import ConfigError
@@ -67,7 +67,8 @@ def _layers(model: Any) -> str:
     # A model's own attributes are the state of its calls, such as stop_training.
     kind = keras_of(model).Model
     layers = [_described(layer, 0 if isinstance(layer, kind) else _DEPTH) for layer in layers_of(model)]
-    variables, trained = (model.variables, model.trainable_variables) if model.built else ([], [])
+    layers += [str(layer.get_vocabulary()) for layer in layers_of(model) if hasattr(layer, "get_vocabulary")]
+    variables, trained = (all_variables(model), model.trainable_variables) if model.built else ([], [])
     # A weight of Keras 2 does not know that its layer is frozen.
     ids = {id(weight) for weight in trained}
     weights = [f"{tuple(weight.shape)} {weight.dtype} {id(weight) in ids}" for weight in variables]

@@ -37,6 +37,19 @@ def test_the_same_model_under_other_names_after_a_call_on_one_worker_passes(monk
     _check(monkeypatch, [_model(), _model(), other])
 
 
+def test_the_same_vocabulary_passes_and_another_does_not(monkeypatch):
+    def made(*words):
+        text = keras.layers.StringLookup()
+        text.adapt(np.array(words))
+        model = keras.Sequential([keras.Input((1,), dtype="string"), text])
+        model.compile(loss="mse")
+        return model
+
+    _check(monkeypatch, [made("a", "b"), made("a", "b")])
+    with pytest.raises(ConfigError, match="in its layers"):
+        _check(monkeypatch, [made("a", "b"), made("a", "b"), made("a", "b", "c")])
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import as_in_keras
+from tfdist._utils.keras_2_and_3 import all_variables, as_in_keras
 from tfdist._utils.nested_optimizers import without_loss_scale
 from tfdist.errors import ConfigError
 from tfdist.strategies.gradient_arithmetic import divided
@@ -61,7 +61,7 @@ class Keras2Step(KerasStep):
     def end_epoch(self) -> None:
         """Assign the mean of the moving averages to all replicas, each of which has its own until then."""
         with self._strategy.scope():
-            for variable in self._model.non_trainable_variables:
+            for variable in all_variables(self._model):
                 is_own = variable.synchronization == tf.VariableSynchronization.ON_READ
                 if is_own and variable.aggregation == tf.VariableAggregation.MEAN:
                     variable.assign(tf.convert_to_tensor(variable))

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import keras_of
+from tfdist._utils.keras_2_and_3 import all_variables, keras_of
 from tfdist.training.keras.layer_writes import LayerWrites
 from tfdist.training.keras.refuse_assignments import assignments_refused
 from tfdist.training.keras.rng import GraphSeed, Randomness
@@ -69,8 +69,8 @@ class PredictStep:
             numbers, outputs, written = self._predicted(batch, ())
             return (numbers, outputs), [variable for variable, _ in written]
 
-        variables = [variable for variable in self._model.variables if not self._randomness.owns(variable)]
-        return PsCache.for_step(variables, predicted, spec)
+        read = [variable for variable in all_variables(self._model) if not self._randomness.owns(variable)]
+        return PsCache.for_step(read, predicted, spec)
 
     def _predicted(
         self, batch: Any, came: Sequence[tuple[Any, tf.Tensor]]

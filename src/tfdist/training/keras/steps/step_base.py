@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfdist._utils.keras_2_and_3 import keras_of
+from tfdist._utils.keras_2_and_3 import all_variables, keras_of
 from tfdist._utils.keras_private import variable_of_tensorflow
 from tfdist.errors import ConfigError
 from tfdist.training.keras.losses_and_metrics.metric_state import MetricState
@@ -56,7 +56,7 @@ class KerasStep:
 
     def noting_applied_steps(self) -> AppliedSteps | None:
         """Return where training notes the steps of asynchronous workers; None if nothing is updated."""
-        variables = self._model.variables
+        variables = all_variables(self._model)
         if self._applied is None and variables:
             counters = self._step_counters()
             are_noted_by_update = len(counters) == 1
