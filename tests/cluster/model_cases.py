@@ -183,7 +183,16 @@ def looked_up(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         parts = [layers.Flatten()(layers.Embedding(10, 4)(each)) for each in parts]
         model = keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(parts)))
         model.compile("sgd", "mse")
+        values = keras.Sequential([keras.Input((1,)), layers.Activation("linear")])
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer([3, 5, 7], [0.0, 1.0, 2.0]), -1.0
+        )
     data = tf.data.Dataset.from_tensor_slices(((words, numbers), y)).batch(6)
+
+    def value(number: Any) -> Any:
+        key = tf.cast(number, tf.int32)
+        return tf.cond(number[0] < 9, lambda: table.lookup(key), lambda: tf.constant([-9.0]))
+
     history = fit(model, data, strategy=strategy, epochs=2, verbose=0)
     loss = evaluate(model, data, strategy=strategy, verbose=0, return_dict=True)["loss"]
     predicted = predict(model, data, strategy=strategy)
@@ -191,6 +200,9 @@ def looked_up(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         "losses": history.history["loss"],
         "loss": loss,
         "of_predicted": float(((predicted - y) ** 2).mean()),
+        "in_branches": predict(
+            values, tf.data.Dataset.from_tensor_slices(numbers).map(value).batch(6), strategy=strategy
+        ).tolist(),
     }
 
 

@@ -42,6 +42,13 @@ def test_layers_look_words_up_in_tables(strategy, finished):
         assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
 
 
+@pytest.mark.parametrize("strategy", on(SETUPS, again=["one_device", "mirrored", "parameter_server_sync"]))
+def test_functions_of_data_sets_look_up_in_branches(strategy, finished):
+    found = finished(strategy).chief["model_cases.looked_up"]
+
+    assert found["in_branches"] == [[0.0], [1.0], [-9.0], [2.0]] * 6
+
+
 @pytest.mark.parametrize("strategy", on(IN_STEP[1:], again=AGAIN))
 def test_optimizers_that_update_rows_do_what_they_do_in_one_process(strategy, finished):
     ours, alone = (finished(name).chief["model_cases.by_rows"] for name in (strategy, "one_device"))

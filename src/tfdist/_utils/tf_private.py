@@ -103,8 +103,6 @@ def colocates_with_first_shard(kind: type[ShardedVariableSavedAsOne]) -> None:
 # Variables that replicas share; each replica may assign to them.
 SHARED_VARIABLES: tuple[Any, ...] = (values.DistributedVariable, ps_values.AggregatingVariable)
 ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
-# A lookup table of which each worker has a copy.
-DistributedTable: Any = ps_values.DistributedTable
 
 
 @contextlib.contextmanager
@@ -316,6 +314,32 @@ def make_save_counters_outside_scopes() -> None:
             of_tensorflow(checkpoint)
 
     tf.train.Checkpoint._maybe_create_save_counter = make
+
+
+def let_branches_look_up() -> None:
+    """Make lookup tables usable in loops and branches of any graph, for the rest of the process.
+
+    Under ParameterServerStrategy each worker has a copy of every table, and passes its copy to a graph with
+    the call. TensorFlow does not pass it on to a loop or a branch, and the table has no value there.
+    """
+    of_tensorflow = ps_values.DistributedTable.resource_handle.fget
+    if hasattr(of_tensorflow, "__wrapped__"):
+        return
+
+    @functools.wraps(of_tensorflow)
+    def resource_handle(table: Any) -> Any:
+        with outermost_graph().as_default():
+            return of_tensorflow(table)
+
+    ps_values.DistributedTable.resource_handle = property(resource_handle)
+
+
+def outermost_graph() -> Any:
+    """Return the graph of the called function, which encloses the graphs of its loops and branches."""
+    graph = tf.compat.v1.get_default_graph()
+    while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+        graph = graph.outer_graph
+    return graph
 
 
 def wrap_reset_of_graph(wrap: Callable[[Callable[[], None]], Callable[[], None]]) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist._utils.readable_text import count
 from tfdist._utils.tf_private import (
     are_devices_fixed,
+    let_branches_look_up,
     let_variables_be_numbers,
     make_save_counters_outside_scopes,
 )
@@ -176,6 +177,7 @@ def _prepare_process(cluster: ClusterConfig, name: StrategyName, options: Strate
     )
     keep_memory()
     let_variables_be_numbers()
+    let_branches_look_up()
     make_save_counters_outside_scopes()
     if options.precision is not None:
         tf.keras.mixed_precision.set_global_policy(options.precision)

@@ -6,6 +6,7 @@ All patches that last:
 - the names of attributes that Keras 3 learns, and the classes that it loads: `save_and_load_outside_scopes`;
 - the reset of the main thread's graph, and the functions of SavedModels: `enter_for_good`;
 - the conversion of variables to numbers: `let_variables_be_numbers` in `_utils/tf_private`;
+- lookup tables in loops and branches: `let_branches_look_up` there;
 - the counter of a tf.train.Checkpoint: `make_save_counters_outside_scopes` there;
 - the hooks for uncaught errors: `training/error_messages/print_uncaught_errors`.
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist._utils.keras_2_and_3 import keras_of
 from tfdist._utils.keras_private import has_unseeded_generator, layers_of, seed_generators, unseeded_generator
 from tfdist._utils.strategy_kinds import is_asynchronous
-from tfdist.training.parameter_servers.worker_index_and_tables import worker_index
+from tfdist.training.parameter_servers.worker_index import worker_index
 
 # The distance between replicas' seeds: 2^32 divided by the golden ratio, which avoids patterns.
 _APART = 2654435761

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist.coordination.end_stalled_workers import WorkerExecutions
 from tfdist.training.data.sent_execution import ORDER_SPEC, Execution, opened_order
 from tfdist.training.parameter_servers.applied_steps import AppliedSteps
-from tfdist.training.parameter_servers.worker_index_and_tables import tables_in_loops
 
 _FIT_INTO_FLOAT64 = (tf.float64, tf.float32, tf.int32)
 _MOST_NUMBERS = 1024  # in a tensor: in 64 bits a large one costs more than a call
@@ -47,8 +46,7 @@ class WorkerGraph:
     def execute(self, iterator: Any, order: tf.Tensor) -> Any:
         """Execute steps, in a graph that the coordinator sends to a worker with an order."""
         steps, begun = opened_order(order)
-        with tables_in_loops():
-            return self._results.packed(self._execution(iterator, steps, begun))
+        return self._results.packed(self._execution(iterator, steps, begun))
 
 
 class GraphsOfBatches(WorkerGraph):

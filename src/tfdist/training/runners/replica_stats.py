@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist._utils.strategy_kinds import is_asynchronous
 from tfdist._utils.tf_private import eager_context, must_be_deterministic, worker_count
 from tfdist.strategies.gradient_arithmetic import tensors_of
-from tfdist.training.parameter_servers.worker_index_and_tables import worker_index
+from tfdist.training.parameter_servers.worker_index import worker_index
 
 _COLUMNS = 5
 SECONDS, STEPS, _NAN, _INFINITE, EXAMPLES = range(_COLUMNS)
