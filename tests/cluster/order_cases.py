@@ -1,6 +1,7 @@
 """Orders of the data that each worker draws for itself."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import DataError
+from tfdist.training.evaluate import evaluate
 from tfdist.training.fit import fit
+from tfdist.training.predict import predict
 from tfdist.training.start import watch_variables_and_data
 
 keras = tf.keras
@@ -31,8 +34,40 @@ def drawn(strategy: tf.distribute.Strategy, folder: Path) -> dict[str, Any]:
         "own": _seen(strategy, _permuted(names, np.random.permutation(EXAMPLES))),
         "generated": _seen(strategy, _generated(names)),
         "of_python": _seen_of_python(strategy, names),
+        "own_of_python": {
+            "fit": _seen(strategy, _yielded(_own(strategy, names))),
+            "later": _seen(strategy, _yielded(_own(strategy, names, 44))),
+            "data set": _seen(strategy, _generated(_own(strategy, names))),
+            "evaluate": _refused(evaluate, strategy, _yielded(_own(strategy, names))),
+            "predict": _refused(predict, strategy, _yielded(_own(strategy, names))),
+        },
+        "of_own_python": _seen(strategy, _Named(_own(strategy, names))),
         "split": [_split(strategy, names, seed) for seed in (None, 1)],
     }
+
+
+def _own(strategy: Any, names: np.ndarray, begin: int = 0) -> np.ndarray:
+    """Return the examples, on the chief in another order from one of them on."""
+    return np.concatenate(
+        [names[:begin], np.roll(names[begin:], int(strategy.extended.should_checkpoint), 0)]
+    )
+
+
+def _yielded(names: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for begin in range(0, EXAMPLES, 4):
+        yield names[begin : begin + 4], names[begin : begin + 4]
+
+
+def _refused(call: Any, strategy: tf.distribute.Strategy, data: Any) -> str:
+    """Return why a call refuses data."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((EXAMPLES,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    try:
+        call(model, data, strategy=strategy, verbose=0)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _split(strategy: Any, names: np.ndarray, seed: int | None) -> str:

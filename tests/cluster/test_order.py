@@ -8,13 +8,20 @@ CASES = ["order_cases.drawn"]
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored"])
 def test_orders_that_differ_between_workers_are_refused(strategy, finished):
-    found = finished(strategy).results
+    cluster = finished(strategy)
+    found = cluster.results
 
+    assert "That is right if each changes the same examples at random" in "".join(cluster.logs.values())
     for result in found.values():
         drawn = result["order_cases.drawn"]
         assert drawn["agreed"] == drawn["generated"] == drawn["of_python"] == [2.0] * 50
         assert drawn["own"].startswith("the data set: differs between worker:0 and worker:1")
         assert "keras.utils.set_random_seed" in drawn["own"]
+        for text in drawn["own_of_python"].values():
+            assert text.startswith("the data set: differs between worker:0 and worker:1 in its first ")
+        assert len(drawn["of_own_python"]) == 50  # they may be changed at random
+        assert "in its first batch:" in drawn["own_of_python"]["fit"]
+        assert "in its first 13 batches:" in drawn["own_of_python"]["later"]  # of 13, at their end
         assert drawn["split"][0].startswith(
             "the data set: is shuffled without a seed: workers would lose some"
         )

@@ -26,6 +26,7 @@ from tfdist.training.arguments import (
 from tfdist.training.data.dataset_workarounds import with_none
 from tfdist.training.data.distribute import is_endless, known_steps
 from tfdist.training.data.inspect_dataset import size_of_shuffled
+from tfdist.training.data.python_data_of_workers import compare_batches, is_power_of_two
 from tfdist.training.data.read_by_chief import ChiefData
 from tfdist.training.error_messages.lost_task_errors import public_call
 from tfdist.training.keras.callbacks import make_callbacks
@@ -298,11 +299,16 @@ def _predicted_in_step(
 ) -> Generator[_Part, None, None]:
     """Yield what each batch has; call `settle` after what callbacks have written."""
     settle()  # here and not where the generator is made: on_predict_begin comes between
-    for index, batch in enumerate(dataset):
-        if index and are_own():
+    taken = 0
+    for batch in dataset:
+        if taken and are_own():
             settle()
         numbers, values = run(batch)
+        taken += 1
+        if is_power_of_two(taken):
+            compare_batches(dataset, taken)
         yield numbers.numpy(), decoded(values)
+    compare_batches(dataset, taken)
     if begins_again:
         iter(dataset)  # as Keras 3 does at the end of data of a known size: a shuffle draws an order
 

@@ -10,6 +10,7 @@ from tfdist.errors import DataError
 from tfdist.training.data.check_same_data import digest_of
 from tfdist.training.data.distribute import Data
 from tfdist.training.data.inspect_dataset import (
+    OPERATIONS_OF_RANDOM_GENERATORS,
     RANDOM_OPERATIONS,
     chain_of,
     check_order,
@@ -19,9 +20,6 @@ from tfdist.training.data.inspect_dataset import (
 )
 
 _log = logging.getLogger("tfdist")
-
-# Operations of tf.random.Generator, whose state continues from one pass over the data to the next.
-_OF_GENERATOR = ("RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormalV2")
 
 
 class ResumableData:
@@ -102,7 +100,7 @@ def _draws_differently(dataset: tf.data.Dataset) -> bool:
     is_parallel = "Parallel" in type(dataset).__name__
     for nodes in definitions_of(dataset):
         for node in nodes:
-            if node.op in _OF_GENERATOR:
+            if node.op in OPERATIONS_OF_RANDOM_GENERATORS:
                 return True
             is_unseeded = not node.attr["seed"].i and not node.attr["seed2"].i
             if node.op in RANDOM_OPERATIONS and (is_parallel or is_unseeded):

@@ -9,8 +9,6 @@ import tensorflow as tf
 from tfdist._utils.strategy_kinds import has_mirrored_workers
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError
-from tfdist.strategies.current_cluster_and_strategy import is_chief_of
-from tfdist.strategies.share_random_state import share_random_state
 from tfdist.training.data.check_caches import check_caches
 from tfdist.training.data.check_one_row_per_example import with_equal_rows, with_splittable_zips
 from tfdist.training.data.check_same_data import check_same_data
@@ -22,9 +20,9 @@ from tfdist.training.data.dataset_workarounds import (
     with_placeholders,
 )
 from tfdist.training.data.inspect_dataset import check_order, contains_python
+from tfdist.training.data.python_data_of_workers import BatchNotes, PythonDataOfWorkers
 from tfdist.training.data.read_by_chief import ChiefData, chief_must_read
 from tfdist.training.data.read_by_workers import WorkersData
-from tfdist.training.workers.exchange_numbers import sum_over_workers
 from tfdist.training.workers.same_call import check_same_call
 
 # TensorFlow ships no types. The type that is meant:
@@ -32,6 +30,8 @@ Data: TypeAlias = Any  # tf.data.Dataset | Callable[[tf.distribute.InputContext]
 
 _log = logging.getLogger("tfdist")
 _BATCHES_AHEAD = 1  # that are read while a step computes
+_Policy = tf.data.experimental.AutoShardPolicy
+_BY_FILE = (_Policy.FILE, _Policy.HINT)  # workers read files of their own
 
 
 def known_steps(data: Data, wanted: str) -> int | None:
@@ -80,15 +80,20 @@ def distribute(data: Data, strategy: tf.distribute.Strategy, *, may_copy_states:
             check_order(data)
             check_caches(data, strategy)
             check_same_data(data, strategy)
-        is_of_python = contains_python(data)
+        notes = BatchNotes.of(data) if is_split and _auto_shard_policy(data) not in _BY_FILE else None
+        follows_chief = is_split and may_copy_states and contains_python(data)
         data = untuned(copied_from_python(data))
         if _reads_where_it_computes(strategy):
             return data.prefetch(_BATCHES_AHEAD)
+        if notes is not None:
+            data = notes.noting(data)
         if zipped is not None or (replicas > 1 and contains_sparse(data)):
-            return strategy.distribute_datasets_from_function(replica_batches(data))
-        made = strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
-        follows_chief = is_split and is_of_python and may_copy_states
-        return _WithRandomStatesOfChief(made, strategy) if follows_chief else made
+            made = strategy.distribute_datasets_from_function(replica_batches(data))
+        else:
+            made = strategy.experimental_distribute_dataset(_sharded_by_example(data, is_split=is_split))
+        if notes is None and not follows_chief:
+            return made
+        return PythonDataOfWorkers(made, notes, strategy, follows_chief=follows_chief)
     check_same_call(strategy)
     if isinstance(data, tf.distribute.DistributedDataset):
         return data
@@ -162,37 +167,18 @@ def _sharded_by_example(dataset: tf.data.Dataset, *, is_split: bool) -> tf.data.
         dataset: A data set of global batches.
         is_split: Whether several workers take their parts of it.
     """
-    policies = tf.data.experimental.AutoShardPolicy
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy == policies.OFF and is_split:
+    policy = _auto_shard_policy(dataset)
+    if policy == _Policy.OFF and is_split:
         _log.warning(
             "the data set: auto_shard_policy=OFF is ignored, with which each worker would read all examples. "
             "If workers have data of their own, pass a function of a tf.distribute.InputContext"
         )
-    elif policy != policies.AUTO:
+    elif policy != _Policy.AUTO:
         return dataset
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = policies.DATA
+    options.experimental_distribute.auto_shard_policy = _Policy.DATA
     return dataset.with_options(options)
 
 
-class _WithRandomStatesOfChief:
-    """A distributed data set before each pass over which all workers take the chief's random states.
-
-    A PyDataset is shuffled by Python's generator when a pass begins, and code of the user's may draw from
-    NumPy's. What only one worker has drawn since the last pass, as in a callback of the chief, would
-    otherwise make it cut up another order of the data.
-    """
-
-    def __init__(self, dataset: Any, strategy: tf.distribute.Strategy) -> None:
-        self._dataset, self._strategy = dataset, strategy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)
-
-    def __iter__(self) -> Any:
-        def add_up(values: Any) -> Any:
-            return sum_over_workers(self._strategy, values).numpy().tolist()
-
-        share_random_state(add_up, is_chief=is_chief_of(self._strategy))
-        return iter(self._dataset)
+def _auto_shard_policy(dataset: tf.data.Dataset) -> Any:
+    return dataset.options().experimental_distribute.auto_shard_policy

@@ -35,6 +35,10 @@ RANDOM_OPERATIONS = (
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
 )  # fmt: skip
+# Operations of tf.random.Generator, whose state continues from one pass over the data to the next.
+OPERATIONS_OF_RANDOM_GENERATORS = (
+    "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormalV2",
+)  # fmt: skip
 # Data sets, by the names of their classes, whose functions say which examples there are.
 _CHOOSING = ("FilterDataset", "TakeWhileDataset")
 _OF_PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
@@ -127,6 +131,23 @@ def contains_python(dataset: tf.data.Dataset) -> bool:
     """Return whether a data set calls Python code, such as a generator."""
     nodes = (node.op for part in chain_of(dataset) for nodes in definitions_of(part) for node in nodes)
     return any(op in _OF_PYTHON for op in nodes)
+
+
+def order_is_of_python(dataset: tf.data.Dataset) -> bool:
+    """Return whether Python code alone decides what a data set yields, and nothing changes that at random.
+
+    So all processes must read the same. They need not where examples in a fixed order are changed at random,
+    by operations or by further Python code: as images are turned and cut.
+    """
+    changing = {*_OF_PYTHON, *RANDOM_OPERATIONS, *OPERATIONS_OF_RANDOM_GENERATORS, "ReadVariableOp"}
+    is_yielded = False
+    for part in chain_of(dataset):
+        operations = {node.op for nodes in definitions_of(part) for node in nodes}
+        if "GeneratorDataset" in operations:
+            is_yielded = True
+        elif operations & changing:
+            return False
+    return is_yielded
 
 
 def is_batched_last(dataset: Any) -> bool:

@@ -6,7 +6,6 @@ Keras's own adapters make them, so a seed gives the same order as in one process
 import contextlib
 import functools
 import inspect
-import logging
 import random
 import sys
 import traceback
@@ -28,10 +27,10 @@ from tfdist._utils.strategy_kinds import has_mirrored_workers, is_asynchronous
 from tfdist._utils.tf_private import worker_count
 from tfdist.errors import DataError, shown
 from tfdist.training.data.inspect_dataset import MOST_BYTES
+from tfdist.training.data.python_data_of_workers import note_as_indexed
 from tfdist.training.keras.py_dataset_hooks import has_hooks
 from tfdist.training.keras.py_dataset_threads import restart_for_each_pass
 
-_log = logging.getLogger("tfdist")
 # The global seed that `tf.compat.v1.get_seed` returns if nobody has set one.
 _NO_SEED = 87654321
 # The adapters of Keras 2 that slice what they get.
@@ -88,11 +87,6 @@ def made_data(
     )
     try:
         is_sliced = _is_sliced(model, x, y, sample_weight)
-        if not (is_sliced or has_hooks(model, x) or hasattr(x, "__next__")) and _is_of_several_workers(
-            strategy
-        ):
-            text = "the order of %s is not compared between workers: seed it, so that it is the same on all"
-            _log.warning(text, type(x).__name__)
         # Keras 2 makes one data set for all epochs. Begun again for each epoch, it would repeat its order.
         is_apart = seed is not None or _is_read_apart(strategy, (x, y, sample_weight))
         is_apart = is_apart and not is_seeded()
@@ -100,7 +94,10 @@ def made_data(
             size = batch_size or (-(-length(x) // steps) if steps else 32)
             whole = adapt(batch_size=length(x), shuffle=False)
             return _shuffled(whole, size, seed, is_within_batches=shuffle == "batch")
-        return _with_none(adapt(batch_size=batch_size, shuffle=shuffle))
+        adapted = adapt(batch_size=batch_size, shuffle=shuffle)
+        if not hasattr(x, "__next__"):
+            note_as_indexed(adapted)
+        return _with_none(adapted)
     except (IndexError, TypeError, ValueError) as error:
         if isinstance(error, DataError) or _is_raised_by_user(error):
             raise

@@ -10,6 +10,7 @@ from tfdist.coordination.stall_limit import Activity
 from tfdist.coordination.stall_watch import doing
 from tfdist.errors import DataError
 from tfdist.training.data.dataset_workarounds import untuned_on_devices
+from tfdist.training.data.python_data_of_workers import compare_batches, is_power_of_two
 from tfdist.training.runners.multi_step import Totals, make_execution
 from tfdist.training.runners.place_in_data import PlaceInData
 
@@ -54,6 +55,7 @@ class SynchronousRunner:
         self._is_winding_up = False
         self._begun = self._taken = 0  # how often the data have begun, and the batches taken since then
         self._begins_again_after = begins_again_after
+        self._executions = 0  # since the data have begun
         self._unread = 0  # how often the data have begun besides, at the end of a pass over all of them
         self._is_resumed = False
         self.is_at_rest = True
@@ -131,6 +133,9 @@ class SynchronousRunner:
                 ran, totals, waited = self._execute(self._iterator, tf.constant(wanted), totals)
             ran, self.waited = int(ran), self.waited + float(waited)
             self._taken += ran
+            self._executions += 1
+            if ran < wanted or done + ran == steps or is_power_of_two(self._executions):
+                compare_batches(self._dataset, self._taken)
             if ran:
                 done += ran
                 yield ran, totals
@@ -162,7 +167,7 @@ class SynchronousRunner:
         return 1 if size is None or (steps is not None and steps < size) else 2
 
     def _begin_data(self) -> None:
-        self._begun, self._taken = self._begun + 1, 0
+        self._begun, self._taken, self._executions = self._begun + 1, 0, 0
         self._iterator = self._opened()
 
     def _begin_unread(self) -> None:
